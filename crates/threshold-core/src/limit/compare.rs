@@ -42,8 +42,11 @@ impl Limit {
         let product = |one: Span, two: Span| u128::from(one.micros()).saturating_mul(u128::from(two.micros()));
         // The ratio of counted time to period, as cross products: how coarse a limit counts, whatever its period is.
         let is_coarser = product(other.counted_for(), self.period()) > product(self.counted_for(), other.period());
+        // Steps that do not begin together: a charge may leave this limit before it leaves a finer one.
+        let step = |limit: &Self| limit.counted_for().micros().saturating_sub(limit.period().micros());
+        let is_apart = step(other) > 0 && step(self).checked_rem(step(other)) != Some(0);
         // A bucket that is smaller than its limit refills sooner than its period.
-        if is_coarser { other.counted_for() } else { other.period() }
+        if is_coarser || is_apart { other.counted_for() } else { other.period() }
     }
 
     /// `factor` times as much in the same period. Where that is more than the algorithm takes, it is the algorithm that

@@ -89,6 +89,12 @@ impl Outcome {
             .is_some_and(|bits| bits & 1 == 1)
     }
 
+    /// Returns whether a penalty was in force when the request came.
+    #[must_use]
+    pub fn is_penalised(&self) -> bool {
+        self.penalty.is_some()
+    }
+
     /// Returns whether anything must be saved. A denial usually changes nothing.
     #[must_use]
     pub fn changed(&self) -> bool {

@@ -139,7 +139,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                     self.made_room(keys);
                 }
             }
-            // It was not executed, and so the store does not know a request that was admitted.
+            // It was denied or not executed, and so the store does not know a request that was admitted.
+            Ok(outcome) if Receipt::of_bill(&bill.as_bill(), &outcome).is_none() => {
+                self.blind.add(&bill.as_bill(), self.time());
+            }
             Err(StoreError::Unavailable) if is_admitted => self.blind.add(&bill.as_bill(), self.time()),
             Ok(_) | Err(_) => {}
         }

@@ -17,6 +17,9 @@ use crate::sync::MutexGuard;
 /// How often changes are computed again because other nodes have changed bans or settings meanwhile.
 const MAX_RECOMPUTED: usize = 16;
 
+/// The number of changes that are read again at every poll, to notice a log that has lost some.
+const MAX_RECENT: usize = 64;
+
 /// A setting that does not fit the policy in force, and why. It is kept, but not in force.
 pub type UnfitSetting = (Owner, Arc<str>, SettingError);
 
@@ -29,9 +32,30 @@ pub(super) struct Followed {
     position: u64,
     /// Later changes that were made on this node, and so were applied before the ones between. The value is the number.
     ahead: BTreeMap<ControlKey, u64>,
+    /// The last changes that were read from the log, by number. A number is never given to another key, unless the log has lost
+    /// changes.
+    recent: BTreeMap<u64, ControlKey>,
 }
 
 impl Followed {
+    /// Returns whether the log has given the number of a change that this node has read to a change of another key.
+    fn contradicts(&self, page: &ControlPage) -> bool {
+        page.changes.iter().any(|(number, change)| self.recent.get(number).is_some_and(|key| *key != change.key()))
+    }
+
+    /// Remembers the changes of a page.
+    fn remember(&mut self, page: &ControlPage) {
+        self.recent.extend(page.changes.iter().map(|(number, change)| (*number, change.key())));
+        while self.recent.len() > MAX_RECENT {
+            self.recent.pop_first();
+        }
+    }
+
+    /// Returns the number before the first change that is remembered.
+    fn overlap(&self) -> u64 {
+        self.recent.first_key_value().map_or(self.position, |(first, _)| first.saturating_sub(1).min(self.position))
+    }
+
     /// Returns whether a change is to be applied: neither it nor a later change of the same key was applied before.
     fn is_new(&self, number: u64, change: &ControlChange) -> bool {
         number > self.position && self.ahead.get(&change.key()).is_none_or(|ahead| number > *ahead)
@@ -116,7 +140,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if after.is_none_or(|after| after.saturating_add(count) != last) {
             return Ok(Some(self.follow_control().await?));
         }
-        Ok(Some(self.apply_own(last, &changes).0))
+        let (mut unfit, is_behind) = self.apply_own(last, &changes);
+        if is_behind {
+            unfit.extend(Box::pin(self.follow_log()).await.unwrap_or_default());
+        }
+        Ok(Some(unfit))
     }
 
     /// Returns whether the bans of this node have room for these changes. The store checks it too, but may have made a part of the
@@ -150,13 +178,25 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     async fn follow_log(&self) -> Result<Vec<UnfitSetting>, StoreError> {
         let mut unfit = Vec::new();
-        let mut after = self.followed().position;
+        let (mut after, mut from) = {
+            let followed = self.followed();
+            (followed.position, followed.overlap())
+        };
         loop {
-            let page = self.read_control(after).await?;
+            // From before the position, to see whether the changes there are still the same.
+            let page = self.read_control(from).await?;
             // A node at 0 has applied nothing yet, so it takes over any log.
             let log = self.followed().log;
             // A node may have made changes of its own before it has read anything.
-            if log != Some(page.began) && (log.is_some() || after > 0) {
+            let is_another = log != Some(page.began) && (log.is_some() || after > 0);
+            // A server that was restored from an older copy, or replaced by a replica that was behind, has lost the last changes.
+            // It gives their numbers to other changes.
+            let has_lost = page.last < after || self.followed().contradicts(&page);
+            if has_lost {
+                // No log begins at the end of time, so that this one counts as another log.
+                self.followed().log = Some(Timestamp::MAX);
+            }
+            if is_another || has_lost {
                 return self.restore_control().await;
             }
             // The log has forgotten removals that this node has not read.
@@ -171,11 +211,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             let new = page.changes.iter().filter(|(number, change)| followed.is_new(*number, change));
             unfit.extend(self.apply(new.map(|(_, change)| change)));
             followed.advance(end);
+            followed.remember(&page);
             drop(followed);
             if page.is_last() {
                 return Ok(unfit);
             }
-            after = end;
+            (after, from) = (end, end);
         }
     }
 
@@ -222,9 +263,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let numbers = (1..).map(|nth| before.saturating_add(nth));
         let new: Vec<(u64, &ControlChange)> =
             numbers.zip(changes).filter(|(number, change)| followed.is_new(*number, change)).collect();
-        // `follow_control` was faster, and has read these changes from the log.
+        // `follow_control` was faster, and has read these changes from the log; or the log has lost changes, and gives their
+        // numbers to these. Reading on tells which.
         if new.is_empty() {
-            return (Vec::new(), false);
+            return (Vec::new(), true);
         }
         let unfit = self.apply(new.iter().map(|(_, change)| *change));
         // No change of another node is missing before these.

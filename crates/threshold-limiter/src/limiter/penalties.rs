@@ -47,9 +47,12 @@ impl SeenPenalties {
         }
         self.is_used.store(true, Ordering::Relaxed);
         let mut seen = self.seen();
-        // A penalty that an operator has lifted on another node must not come back here.
-        for subject in plan.subjects() {
-            seen.remove(&subject.key());
+        // A penalty that an operator has lifted on another node must not come back here. The answer shows only the harshest one, so
+        // it says nothing about the other subjects of a request that is under a penalty.
+        if !outcome.is_penalised() {
+            for subject in plan.subjects() {
+                seen.remove(&subject.key());
+            }
         }
         for (key, known) in new {
             if seen.len() >= MAX_SEEN {
@@ -89,7 +92,7 @@ impl SeenPenalties {
 
 #[cfg(test)]
 mod tests {
-    use threshold_core::{Balance, Facts, Policy, Span, Standing, settle};
+    use threshold_core::{Balance, Facts, Ledger, Policy, Span, Standing, settle};
 
     use super::*;
 
@@ -120,6 +123,30 @@ mod tests {
         let pardoned = settle(plan.bill(), &mut [Balance::default()], &mut [Standing::default()], NOW);
         seen.see(&plan, &pardoned, NOW);
         assert!(seen.decide(&plan, NOW).is_none());
+    }
+
+    /// A user in a cool-down sent one request from an address in a longer one. The answer named that one only, and the node forgot
+    /// the user's.
+    #[test]
+    fn a_harsher_penalty_of_another_subject_ends_none() {
+        let text = "[ladders.own]\nrungs = ['cooldown 1min']\n[ladders.all]\nrungs = ['cooldown 1h']\n\
+            [[rule]]\nname = 'ip'\nper = ['ip']\nlimit = '1/h'\nladder = 'all'\n\
+            [[rule]]\nname = 'user'\nper = ['user']\nlimit = '1/h'\nladder = 'own'";
+        let (policy, seen, mut store) =
+            (Policy::parse(text, &|_| None).unwrap(), SeenPenalties::default(), Ledger::default());
+        let mut ask = |user: &str, ip: [u8; 4]| {
+            let plan = policy.plan(&Facts { user: Some(user), ip: Some(ip.into()), ..Facts::default() }).unwrap();
+            seen.see(&plan, &store.settle(&plan, NOW), NOW);
+        };
+        // The user comes from two addresses, and two users from a third one.
+        ask("ada", [192, 0, 2, 1]);
+        ask("ada", [192, 0, 2, 2]);
+        ask("bob", [192, 0, 2, 3]);
+        ask("eve", [192, 0, 2, 3]);
+        ask("ada", [192, 0, 2, 3]);
+        let other =
+            policy.plan(&Facts { user: Some("ada"), ip: Some([192, 0, 2, 4].into()), ..Facts::default() }).unwrap();
+        assert!(seen.decide(&other, NOW).is_some());
     }
 
     #[test]

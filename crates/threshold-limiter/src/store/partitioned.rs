@@ -53,7 +53,8 @@ pub(crate) trait Partitions: Send + Sync {
     /// Returns the partition of the records that are found by an id alone: reservations and refunds.
     fn home(&self, id: TraceId) -> Partition;
 
-    /// Executes commands after the answer. They give back what another partition has denied.
+    /// Executes commands after the answer, and again while their partition refuses them: they give back what another partition has
+    /// denied, or complete an end.
     fn execute_later(&self, commands: Vec<(Partition, Command)>);
 }
 
@@ -76,8 +77,8 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
     match command {
         Command::Settle(bill) => Ok(Answer::Settled(Box::new(settle(store, bill).await?))),
         Command::Refund(receipt) => refund(store, *receipt).await,
-        Command::GiveBack(receipt) => adjust(store, Adjustment::giving_back(&receipt)).await,
-        Command::Adjust(adjustment) => adjust(store, *adjustment).await,
+        Command::GiveBack(receipt) => adjust_all(store, &Adjustment::giving_back(&receipt)).await,
+        Command::Adjust(adjustment) => adjust_all(store, &adjustment).await,
         Command::Renew(receipt) => renew(store, *receipt).await,
         Command::Commit { id, cost } => end_reservation(store, id, ReservationEnd::Commit(cost)).await,
         Command::Release { id } => end_reservation(store, id, ReservationEnd::Release).await,
@@ -148,7 +149,7 @@ async fn refund<P: Partitions>(store: &P, receipt: Receipt) -> Result<Answer, St
     let (id, void_from) = (receipt.id(), receipt.void_from());
     let answer = store.execute(store.home(id), Command::BeginRefund { id, void_from }).await?;
     if let Answer::Refunded { first: true } = answer {
-        adjust(store, Adjustment::giving_back(&receipt)).await?;
+        adjust_or_retry(store, &Adjustment::giving_back(&receipt)).await;
     }
     Ok(answer)
 }
@@ -161,27 +162,50 @@ async fn end_reservation<P: Partitions>(store: &P, id: TraceId, end: Reservation
         other => return Err(StoreError::unexpected(other)),
     };
     let keys = adjustment.charges().map(|(key, _)| key).collect();
-    adjust(store, adjustment).await?;
+    adjust_or_retry(store, &adjustment).await;
     Ok(Answer::Ended(Ok(keys)))
 }
 
-/// Changes balances in all of their partitions.
-async fn adjust<P: Partitions>(store: &P, adjustment: Adjustment) -> Result<Answer, StoreError> {
+/// Changes balances after the record that decides was written. It succeeds from the caller's point of view: a repetition would find
+/// the record ended and do nothing. Partitions that have refused are tried again after the answer.
+async fn adjust_or_retry<P: Partitions>(store: &P, adjustment: &Adjustment) {
+    let failed = adjust(store, adjustment).await;
+    // What may have been carried out is not sent again.
+    let refused = failed.into_iter().filter(|(_, _, error)| *error == StoreError::Unavailable);
+    let again = refused.map(|(partition, part, _)| (partition, Command::Adjust(Box::new(part))));
+    let again: Vec<_> = again.collect();
+    if !again.is_empty() {
+        store.execute_later(again);
+    }
+}
+
+/// Changes balances in all of their partitions. Returns the parts that failed.
+async fn adjust<P: Partitions>(store: &P, adjustment: &Adjustment) -> Vec<(Partition, Adjustment, StoreError)> {
     let parts = adjustment.split(Digest::partition).into_iter().map(|(partition, part)| async move {
+        let mut failed = Vec::new();
         match store.execute(partition, Command::Adjust(Box::new(part.clone()))).await {
+            Ok(_) => {}
             Err(PartitionError::Moving) => {
                 for (key, part) in part.split(|key| key) {
-                    store.execute(key.partition(), Command::Adjust(Box::new(part))).await?;
+                    let partition = key.partition();
+                    if let Err(error) = store.execute(partition, Command::Adjust(Box::new(part.clone()))).await {
+                        failed.push((partition, part, error.into()));
+                    }
                 }
-                Ok(Answer::Done)
             }
-            answered => answered,
+            Err(error) => failed.push((partition, part, error.into())),
         }
+        failed
     });
-    for answered in join_all(parts).await {
-        answered?;
+    join_all(parts).await.into_iter().flatten().collect()
+}
+
+/// Changes balances, and fails if one of them was not changed.
+async fn adjust_all<P: Partitions>(store: &P, adjustment: &Adjustment) -> Result<Answer, StoreError> {
+    match adjust(store, adjustment).await.into_iter().next() {
+        Some((_, _, error)) => Err(error),
+        None => Ok(Answer::Done),
     }
-    Ok(Answer::Done)
 }
 
 /// Gives the charges of a receipt back and makes them again.
@@ -322,7 +346,7 @@ async fn end_login<P: Partitions>(
     if let (Answer::LoginEnded { ended: Ok(outcome), .. }, Some(charge)) = (&answer, charge)
         && outcome.success
     {
-        adjust(store, Adjustment::giving_back(&charge)).await?;
+        adjust_or_retry(store, &Adjustment::giving_back(&charge)).await;
     }
     Ok(answer)
 }

@@ -52,6 +52,9 @@ pub use url::{RedisUrl, RedisUrlError};
 
 /// How long a decision waits for the store, unless [`RedisOptions::deadline`] says otherwise.
 const DEADLINE: Duration = Duration::from_millis(20);
+/// A server that answers later than this, and than the deadline, has failed. One that is only too slow for decisions still serves
+/// logins and bans.
+const SLOW: Duration = Duration::from_millis(100);
 /// How long a login, or another command on an account, waits for the store at least. Guesses at one account wait for each other, and
 /// a login without an answer is refused.
 const LOGIN_DEADLINE: Duration = Duration::from_secs(1);
@@ -281,7 +284,8 @@ impl Store for RedisStore {
             Command::ReadControl { after, most } => {
                 let most = usize::try_from(most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
                 let read = async move { control::read(&executor.servers, after, most).await };
-                self.within_deadline(self.deadline, read).await
+                // Bans must be learned from a store that is too slow for decisions.
+                self.within_deadline(self.deadline.max(LOGIN_DEADLINE), read).await
             }
             command => {
                 let deadline = match command {
@@ -337,12 +341,12 @@ impl Store for RedisStore {
 /// Connects to the servers that a URL names.
 async fn connect_servers(options: &RedisOptions) -> Result<Servers, RedisOpenError> {
     let connect = ConnectOptions::new(&options.url, &options.certificates).map_err(RedisOpenError::Tls)?;
-    let secrets = options.secrets();
+    let (secrets, slow) = (options.secrets(), options.deadline.max(SLOW));
     if options.url.kind == url::Kind::Cluster {
         let connector = move |address: &url::Address| Connector::to(connect.clone(), address.clone(), secrets);
-        let cluster = Cluster::connect(Box::new(connector), options.url.seeds.clone(), options.deadline).await?;
+        let cluster = Cluster::connect(Box::new(connector), options.url.seeds.clone(), slow).await?;
         return Ok(Servers::Cluster(cluster));
     }
     let connector = Connector::new(connect, &options.url, secrets)?;
-    Ok(Servers::Single(Server::connect(connector, options.deadline).await?))
+    Ok(Servers::Single(Server::connect(connector, slow).await?))
 }

@@ -16,6 +16,7 @@ mod failure;
 mod faults;
 mod imports;
 mod law;
+mod lost;
 #[path = "../stores/player.rs"]
 mod player;
 mod process;

@@ -67,17 +67,15 @@ async fn apply_remote_changes(app: Arc<App>) {
         match &problem {
             // The store may be unavailable for hours, so each reason is logged once. A second reason may be the one that
             // matters, such as a server that came back with the records of another secret.
-            Some(Problem { details, .. }) => {
-                if !logged.contains(details) && logged.len() < MAX_REASONS {
-                    tracing::error!(reason = details, "store unavailable: rules decide by on_store_error");
-                    logged.push(details.clone());
-                }
+            Some(Problem { details, .. }) if !logged.contains(details) && logged.len() < MAX_REASONS => {
+                tracing::error!(reason = details, "store unavailable: rules decide by on_store_error");
+                logged.push(details.clone());
             }
             None if !logged.is_empty() => {
                 tracing::info!("store available again");
                 logged.clear();
             }
-            None => {}
+            Some(_) | None => {}
         }
         let differences = app.desk.store_differences();
         if app.desk.metrics.set_store_differences(differences) {

@@ -1,6 +1,7 @@
 //! Executes commands: on one server each in one step, on a Cluster partition by partition.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_core::key::Partition;
 use threshold_core::{Answer, Command, Outcome, OwnedBill, TraceId};
@@ -8,10 +9,17 @@ use tokio::sync::watch;
 
 use super::batch::Batches;
 use super::samples::Samples;
+use super::server::jittered;
 use super::servers::Servers;
 use super::{keys, rekey, settle};
 use crate::store::StoreError;
 use crate::store::partitioned::{self, PartitionError, Partitions};
+
+/// The pause between two attempts to give something back, and their number: half a minute in all, in which a replica is promoted.
+const RETRY: Duration = Duration::from_millis(500);
+const MAX_RETRIES: usize = 60;
+/// The largest number of requests whose charges are given back again and again.
+const MAX_RETURNING: usize = 10_000;
 
 /// The servers, and the commands that wait for them. A clone shares both.
 #[derive(Debug, Clone)]
@@ -53,6 +61,18 @@ impl Executor {
         }
     }
 
+    /// Executes a command until it was carried out or may have been. If its partition refuses it for too long, or too many commands
+    /// wait, its charges stay until their windows end or refill.
+    async fn retry(&self, command: Command) {
+        for _ in 0..MAX_RETRIES {
+            let sent = Box::pin(partitioned::execute(self, command.clone())).await;
+            if sent != Err(StoreError::Unavailable) || *self.returning.borrow() > MAX_RETURNING {
+                return;
+            }
+            tokio::time::sleep(jittered(RETRY)).await;
+        }
+    }
+
     /// Settles a bill whose records are all in one partition, or any bill on a single server.
     async fn settle_part(&self, partition: Option<Partition>, bill: Box<OwnedBill>) -> Result<Outcome, PartitionError> {
         if let Some(outcome) = settle::settle(&self.servers, &self.samples, &bill).await? {
@@ -83,8 +103,7 @@ impl Partitions for Executor {
         self.returning.send_modify(|tasks| *tasks = tasks.saturating_add(1));
         tokio::spawn(async move {
             for (_, command) in commands {
-                // If it fails, the charge stays until its window ends or refills.
-                let _ = Box::pin(partitioned::execute(&executor, command)).await;
+                executor.retry(command).await;
             }
             executor.returning.send_modify(|tasks| *tasks = tasks.saturating_sub(1));
         });

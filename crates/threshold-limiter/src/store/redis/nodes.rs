@@ -17,7 +17,7 @@ use ::redis::Value;
 use super::keys;
 use super::reply::{array, number};
 use super::secret::{self, SecretIds};
-use super::server::{ServerScript, jittered};
+use super::server::{Server, ServerScript, jittered};
 use super::servers::Servers;
 use crate::random_id;
 use crate::store::{Share, StoreError};
@@ -62,7 +62,7 @@ impl Nodes {
                 nodes.beat(&servers).await;
                 // A store that was emptied has no secrets either, and would accept a node with another one.
                 if let Ok(Some(_)) = secret::repeat(&servers, secrets).await {
-                    servers.all().iter().for_each(|server| server.check_again());
+                    servers.all().iter().for_each(Server::check_again);
                 }
             }
         });

@@ -33,15 +33,22 @@ pub(super) fn start(executor: Executor, is_open: impl Fn() -> bool + Send + 'sta
 
 /// Ends the reservations that have expired, and returns their number.
 pub(super) async fn release_expired(executor: &Executor) -> Result<usize, StoreError> {
-    let mut ended: usize = 0;
-    for id in expired(executor).await? {
-        if let Answer::Ended(Err(CommitError::Unknown)) = executor.execute(Command::Expire { id }).await? {
+    let (mut ended, mut failed) = (0_usize, None);
+    let (due, unread) = expired(executor).await;
+    for id in due {
+        // One record that cannot be read, or whose server is away, must not keep the others from their end.
+        match executor.execute(Command::Expire { id }).await {
             // Its record is gone or was ended before, and only the index is left of it.
-            forget(executor, id).await?;
+            Ok(Answer::Ended(Err(CommitError::Unknown))) => forget(executor, id).await?,
+            Ok(_) => {}
+            Err(error) => {
+                failed = Some(error);
+                continue;
+            }
         }
         ended = ended.saturating_add(1);
     }
-    Ok(ended)
+    failed.or(unread).map_or(Ok(ended), Err)
 }
 
 async fn forget(executor: &Executor, id: TraceId) -> Result<(), StoreError> {
@@ -51,21 +58,28 @@ async fn forget(executor: &Executor, id: TraceId) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Returns reservations that have expired by the clocks of their servers.
-async fn expired(executor: &Executor) -> Result<Vec<TraceId>, StoreError> {
+/// Returns reservations that have expired by the clocks of their servers, and an error if an index could not be read.
+async fn expired(executor: &Executor) -> (Vec<TraceId>, Option<StoreError>) {
     let most = [MAX_SWEPT.to_string().into_bytes()];
     let searches = keys::homes().map(|home| {
         let (index, most) = ([keys::expiring(home)], &most);
         async move { executor.servers.run(&EXPIRED, &index, most).await }
     });
-    let mut due = Vec::new();
+    let (mut due, mut failed) = (Vec::new(), None);
     for found in join_all(searches).await {
-        let mut parts = reply::array(found?)?.into_iter();
+        let found = match found.map_err(StoreError::from).and_then(reply::array) {
+            Ok(found) => found,
+            Err(error) => {
+                failed = Some(error);
+                continue;
+            }
+        };
+        let mut parts = found.into_iter();
         while let (Some(Value::BulkString(member)), Some(score)) = (parts.next(), parts.next()) {
             due.extend(keys::id_of_member(&member).zip(reply::number(Some(score)).ok()));
         }
     }
     // In the order in which they were due, as core does it: the first to give back may make the others void.
     due.sort_unstable_by_key(|(id, score)| (*score, *id));
-    Ok(due.into_iter().map(|(id, _)| id).collect())
+    (due.into_iter().map(|(id, _)| id).collect(), failed)
 }
