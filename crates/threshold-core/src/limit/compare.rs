@@ -44,7 +44,8 @@ impl Limit {
         let is_coarser = product(other.counted_for(), self.period()) > product(self.counted_for(), other.period());
         // Steps that do not begin together: a charge may leave this limit before it leaves a finer one.
         let step = |limit: &Self| limit.counted_for().micros().saturating_sub(limit.period().micros());
-        let is_apart = step(other) > 0 && step(self).checked_rem(step(other)) != Some(0);
+        let divides = |one: u64, two: u64| one.checked_rem(two).is_none_or(|rest| rest == 0);
+        let is_apart = !divides(step(self), step(other)) && !divides(step(other), step(self));
         // A bucket that is smaller than its limit refills sooner than its period.
         if is_coarser || is_apart { other.counted_for() } else { other.period() }
     }
