@@ -81,8 +81,8 @@ struct Entry {
     is_rechecked: bool,
 }
 
-/// The state of the table when a request began to ask the store.
-pub(super) type Asked = ArrayVec<u64, { MAX_CHARGES + MAX_SUBJECTS + 1 }>;
+/// How often the parts that hold the keys of a plan had been forgotten, in the order of the keys.
+pub(super) type Versions = ArrayVec<u64, { MAX_CHARGES + MAX_SUBJECTS + 1 }>;
 
 impl Default for Denials {
     fn default() -> Self {
@@ -146,10 +146,10 @@ impl Denials {
         known.asks <= MAX_ASKS
     }
 
-    /// Notes that the store is about to be asked.
-    pub(super) fn ask(&self, plan: &Plan<'_>) -> Asked {
+    /// Returns the versions of the parts that hold the keys of a plan, before the store is asked.
+    pub(super) fn versions(&self, plan: &Plan<'_>) -> Versions {
         let versions = plan.repeatable_keys().map(|key| self.shard(key).map_or(0, |shard| shard.forgotten));
-        versions.take(Asked::new().capacity()).collect()
+        versions.take(Versions::new().capacity()).collect()
     }
 
     /// Keeps what the store has found, unless one of the keys was forgotten in the meantime.
@@ -157,7 +157,7 @@ impl Denials {
         &self,
         plan: &Plan<'_>,
         outcome: &Outcome,
-        (before, asked, heard): (&Asked, Timestamp, Moment),
+        (before, asked, heard): (&Versions, Timestamp, Moment),
         in_one_step: bool,
     ) {
         self.is_used.store(true, Ordering::Relaxed);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     fn keep(denials: &Denials, plan: &Plan<'_>, asked: Moment) {
-        denials.keep(plan, &denial(plan), (&denials.ask(plan), asked.own, asked), true);
+        denials.keep(plan, &denial(plan), (&denials.versions(plan), asked.own, asked), true);
     }
 
     fn is_repeated(denials: &Denials, plan: &Plan<'_>, now: Moment) -> bool {
@@ -310,7 +310,7 @@ mod tests {
         keep(&denials, &plan, after(0));
         denials.forget(keys());
         assert!(!is_repeated(&denials, &plan, after(1)));
-        let asked = denials.ask(&plan);
+        let asked = denials.versions(&plan);
         denials.forget(keys());
         denials.keep(&plan, &denial(&plan), (&asked, NOW, after(0)), true);
         assert!(!is_repeated(&denials, &plan, after(1)));
@@ -356,7 +356,7 @@ mod tests {
             let plan = plan(cost);
             if !is_repeated(&denials, &plan, after(500)) {
                 asked += 1;
-                denials.keep(&plan, &denied(cost), (&denials.ask(&plan), after(500).own, after(500)), true);
+                denials.keep(&plan, &denied(cost), (&denials.versions(&plan), after(500).own, after(500)), true);
             }
         }
         assert_eq!(asked, 1 + MAX_ASKS);

@@ -167,7 +167,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if self.denials.repeat(plan, begun, outcome, decision) {
             return true;
         }
-        let asked = self.denials.ask(plan);
+        let asked = self.denials.versions(plan);
         match self.store.settle(plan, now, outcome).await {
             Ok(()) => {
                 plan.conclude(outcome, decision);

@@ -55,9 +55,9 @@ const DEADLINE: Duration = Duration::from_millis(20);
 /// A server that answers later than this, and than the deadline, has failed. One that is only too slow for decisions still serves
 /// logins and bans.
 const SLOW: Duration = Duration::from_millis(100);
-/// How long a login, or another command on an account, waits for the store at least. Guesses at one account wait for each other, and
-/// a login without an answer is refused.
-const LOGIN_DEADLINE: Duration = Duration::from_secs(1);
+/// How long a command on an account, and a look at the bans of other nodes, waits for the store at least. Guesses at one account wait
+/// for each other, and a login without an answer is refused.
+const PATIENT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Why a store in Redis was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -232,15 +232,6 @@ impl RedisStore {
     pub fn is_connected(&self) -> bool {
         self.executor.servers.is_connected()
     }
-
-    /// Waits for an operation until the deadline. The operation goes on after that, because it may have begun on the server.
-    async fn within_deadline<T: Send + 'static>(
-        &self,
-        deadline: Duration,
-        operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        deadline::wait(deadline, operation).await
-    }
 }
 
 impl Store for RedisStore {
@@ -252,17 +243,17 @@ impl Store for RedisStore {
         let executor = self.executor.clone();
         // The clocks of nodes differ, so only the server's time counts.
         let bill = Box::new(plan.bill().to_owned());
-        let (sent, late) = (bill.clone(), Arc::clone(&self.late));
+        let late = Arc::clone(&self.late);
         let (sender, mut receiver) = oneshot::channel();
         let operation = async move {
-            let answer = executor.settle(bill).await;
+            let answer = executor.settle(&bill).await;
             let ended = answer.as_ref().map(drop).map_err(|error| *error);
             if let Err(unheard) = sender.send(answer) {
-                late.add(LateAnswer { bill: sent, answer: unheard.map(Box::new) });
+                late.add(LateAnswer { bill, answer: unheard.map(Box::new) });
             }
             ended
         };
-        let waited = self.within_deadline(self.deadline, operation).await;
+        let waited = deadline::wait(self.deadline, operation).await;
         // Closed first: an answer that comes from now on is late, and one that has just come is not.
         receiver.close();
         match receiver.try_recv() {
@@ -277,7 +268,7 @@ impl Store for RedisStore {
         match command {
             Command::Control(change) => {
                 let change = std::slice::from_ref(&*change).to_vec();
-                self.within_deadline(self.deadline, async move { control::add(&executor.servers, &change).await }).await
+                deadline::wait(self.deadline, async move { control::add(&executor.servers, &change).await }).await
             }
             // No deadline: a hundred thousand bans take longer, and an operator waits for them.
             Command::ControlAll { changes, after } => control::add_all(&executor.servers, &changes, after).await,
@@ -285,17 +276,17 @@ impl Store for RedisStore {
                 let most = usize::try_from(most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
                 let read = async move { control::read(&executor.servers, after, most).await };
                 // Bans must be learned from a store that is too slow for decisions.
-                self.within_deadline(self.deadline.max(LOGIN_DEADLINE), read).await
+                deadline::wait(self.deadline.max(PATIENT_DEADLINE), read).await
             }
             command => {
                 let deadline = match command {
                     Command::BeginLogin { .. }
                     | Command::EndLogin { .. }
                     | Command::ChangeAccount { .. }
-                    | Command::ReadAccount { .. } => self.deadline.max(LOGIN_DEADLINE),
+                    | Command::ReadAccount { .. } => self.deadline.max(PATIENT_DEADLINE),
                     _ => self.deadline,
                 };
-                self.within_deadline(deadline, async move { executor.execute(command).await }).await
+                deadline::wait(deadline, async move { executor.execute(command).await }).await
             }
         }
     }

@@ -44,11 +44,11 @@ impl Executor {
     }
 
     /// Settles a bill. Bills and the state of several partitions are large, so both are on the heap.
-    pub(super) async fn settle(&self, bill: Box<OwnedBill>) -> Result<Outcome, StoreError> {
+    pub(super) async fn settle(&self, bill: &OwnedBill) -> Result<Outcome, StoreError> {
         if self.servers.is_single() {
             Ok(self.settle_part(None, bill).await?)
         } else {
-            Box::pin(partitioned::settle(self, bill)).await
+            Box::pin(partitioned::settle(self, Box::new(bill.clone()))).await
         }
     }
 
@@ -74,11 +74,12 @@ impl Executor {
     }
 
     /// Settles a bill whose records are all in one partition, or any bill on a single server.
-    async fn settle_part(&self, partition: Option<Partition>, bill: Box<OwnedBill>) -> Result<Outcome, PartitionError> {
-        if let Some(outcome) = settle::settle(&self.servers, &self.samples, &bill).await? {
+    async fn settle_part(&self, partition: Option<Partition>, bill: &OwnedBill) -> Result<Outcome, PartitionError> {
+        if let Some(outcome) = settle::settle(&self.servers, &self.samples, bill).await? {
             return Ok(outcome);
         }
-        let answer = self.batches.run(partition, Command::Settle(bill)).await?;
+        // Only here: the usual decision needs no copy.
+        let answer = self.batches.run(partition, Command::Settle(Box::new(bill.clone()))).await?;
         Ok(*answer.settled().ok_or(StoreError::Unavailable)?)
     }
 }
@@ -87,7 +88,7 @@ impl Partitions for Executor {
     async fn execute(&self, partition: Partition, command: Command) -> Result<Answer, PartitionError> {
         match command {
             Command::Settle(bill) => {
-                let outcome = self.settle_part(Some(partition), bill).await?;
+                let outcome = self.settle_part(Some(partition), &bill).await?;
                 Ok(Answer::Settled(Box::new(outcome)))
             }
             command => self.batches.run(Some(partition), command).await,

@@ -48,26 +48,23 @@ pub(super) async fn settle(
         if found.len() != expected {
             return Err(StoreError::Unavailable.into());
         }
-        // After a charge the standings are as expected, and are not returned.
-        let known = standings.clone();
         let after = found.split_off(charges.len());
-        let written = if verdict == Verdict::Charged {
-            after
-        } else {
-            standings = after;
-            Vec::new()
-        };
-        let (outcome, balances) = settle_found(&bill, &found, &standings, now)?;
-        samples.compare(&names, &balances, &outcome, &written);
+        if verdict == Verdict::Charged {
+            // The standings are as expected. What follows the balances of a sample was written in their place.
+            let (outcome, balances) = settle_found(&bill, &found, &standings, now)?;
+            samples.compare(&names, &balances, &outcome, &after);
+            return Ok(Some(outcome));
+        }
+        let known = std::mem::replace(&mut standings, after);
+        let (outcome, _) = settle_found(&bill, &found, &standings, now)?;
         match verdict {
-            Verdict::Charged => return Ok(Some(outcome)),
             // A penalty, or a limit that is full: there is nothing to write.
             _ if !outcome.changed() => return Ok(Some(outcome)),
             // The charges are additions also for a subject with strikes, if they change nothing about those. On copies they
             // would have to wait until no other node charges the same tenant.
             Verdict::Unusual if standings != known && !changes_standing(&bill, &outcome) => {}
             // A denial that strikes or blocks has to be written.
-            Verdict::Unusual | Verdict::Denied => return Ok(None),
+            _ => return Ok(None),
         }
     }
     Ok(None)

@@ -37,24 +37,21 @@ pub(super) async fn release_expired(executor: &Executor) -> Result<usize, StoreE
     let (due, unread) = expired(executor).await;
     for id in due {
         // One record that cannot be read, or whose server is away, must not keep the others from their end.
-        match executor.execute(Command::Expire { id }).await {
-            // Its record is gone or was ended before, and only the index is left of it.
-            Ok(Answer::Ended(Err(CommitError::Unknown))) => forget(executor, id).await?,
-            Ok(_) => {}
-            Err(error) => {
-                failed = Some(error);
-                continue;
-            }
+        match end(executor, id).await {
+            Ok(()) => ended = ended.saturating_add(1),
+            Err(error) => failed = Some(error),
         }
-        ended = ended.saturating_add(1);
     }
     failed.or(unread).map_or(Ok(ended), Err)
 }
 
-async fn forget(executor: &Executor, id: TraceId) -> Result<(), StoreError> {
-    let (index, mut remove) = (keys::expiring(keys::home(id)), Cmd::new());
-    remove.arg("ZREM").arg(&index).arg(keys::member(id));
-    executor.servers.send(&index, &remove).await?;
+async fn end(executor: &Executor, id: TraceId) -> Result<(), StoreError> {
+    if let Answer::Ended(Err(CommitError::Unknown)) = executor.execute(Command::Expire { id }).await? {
+        // Its record is gone or was ended before, and only the index is left of it.
+        let (index, mut remove) = (keys::expiring(keys::home(id)), Cmd::new());
+        remove.arg("ZREM").arg(&index).arg(keys::member(id));
+        executor.servers.send(&index, &remove).await?;
+    }
     Ok(())
 }
 
