@@ -17,6 +17,9 @@ use threshold_core::{Answer, Command, Digest, Limit, Outcome, OwnedBill, Receipt
 
 use super::StoreError;
 
+#[cfg(test)]
+mod tests;
+
 /// Why a partition did not execute a command.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum PartitionError {
@@ -127,9 +130,9 @@ pub(crate) async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Re
         for (part, answered) in join_all(sent).await {
             match answered {
                 Ok(Answer::Settled(outcome)) => split.answered(part, *outcome),
-                Ok(other) => failed = Some(StoreError::unexpected(other)),
+                Ok(other) => failed = Some(least_certain(failed, StoreError::unexpected(other))),
                 Err(PartitionError::Moving) if split.divide(part) => {}
-                Err(error) => failed = Some(error.into()),
+                Err(error) => failed = Some(least_certain(failed, error.into())),
             }
         }
         if let Some(error) = failed {
@@ -142,6 +145,35 @@ pub(crate) async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Re
         store.execute_later(returns);
     }
     Ok(outcome)
+}
+
+/// Returns the error of a bill of which two partitions have failed. A timeout says that one of them may have charged, and so it is the
+/// error of the bill: after any other one the request counts as not charged, and is recorded again.
+fn least_certain(earlier: Option<StoreError>, later: StoreError) -> StoreError {
+    earlier.filter(|earlier| later != StoreError::Timeout || *earlier == later).unwrap_or(later)
+}
+
+/// Gives back or adjusts charges after an answer, each part in its own partition. Returns the parts that were refused unexecuted. Only
+/// those may be sent again: giving back is not idempotent.
+pub(crate) async fn give_back<P: Partitions>(
+    store: &P,
+    commands: Vec<(Partition, Command)>,
+) -> Vec<(Partition, Command)> {
+    let rounds = commands.into_iter().map(|(_, command)| async move {
+        match command {
+            Command::GiveBack(receipt) => adjust(store, &Adjustment::giving_back(&receipt)).await,
+            Command::Adjust(adjustment) => adjust(store, &adjustment).await,
+            // Nothing else is carried out after the answer.
+            _ => Vec::new(),
+        }
+    });
+    refused(join_all(rounds).await.into_iter().flatten())
+}
+
+/// Returns the parts of an adjustment that were certainly not carried out.
+fn refused(failed: impl IntoIterator<Item = (Partition, Adjustment, StoreError)>) -> Vec<(Partition, Command)> {
+    let refused = failed.into_iter().filter(|(_, _, error)| *error == StoreError::Unavailable);
+    refused.map(|(partition, part, _)| (partition, Command::Adjust(Box::new(part)))).collect()
 }
 
 /// Refunds a receipt. The refund is remembered first. If a node dies after that, the charges stay.
@@ -169,11 +201,7 @@ async fn end_reservation<P: Partitions>(store: &P, id: TraceId, end: Reservation
 /// Changes balances after the record that decides was written. It succeeds from the caller's point of view: a repetition would find
 /// the record ended and do nothing. Partitions that have refused are tried again after the answer.
 async fn adjust_or_retry<P: Partitions>(store: &P, adjustment: &Adjustment) {
-    let failed = adjust(store, adjustment).await;
-    // What may have been carried out is not sent again.
-    let refused = failed.into_iter().filter(|(_, _, error)| *error == StoreError::Unavailable);
-    let again = refused.map(|(partition, part, _)| (partition, Command::Adjust(Box::new(part))));
-    let again: Vec<_> = again.collect();
+    let again = refused(adjust(store, adjustment).await);
     if !again.is_empty() {
         store.execute_later(again);
     }
@@ -202,10 +230,9 @@ async fn adjust<P: Partitions>(store: &P, adjustment: &Adjustment) -> Vec<(Parti
 
 /// Changes balances, and fails if one of them was not changed.
 async fn adjust_all<P: Partitions>(store: &P, adjustment: &Adjustment) -> Result<Answer, StoreError> {
-    match adjust(store, adjustment).await.into_iter().next() {
-        Some((_, _, error)) => Err(error),
-        None => Ok(Answer::Done),
-    }
+    let failed = adjust(store, adjustment).await.into_iter();
+    let error = failed.fold(None, |earlier, (_, _, error)| Some(least_certain(earlier, error)));
+    error.map_or(Ok(Answer::Done), Err)
 }
 
 /// Gives the charges of a receipt back and makes them again.

@@ -61,12 +61,12 @@ impl Executor {
         }
     }
 
-    /// Executes a command until it was carried out or may have been. If its partition refuses it for too long, or too many commands
-    /// wait, its charges stay until their windows end or refill.
-    async fn retry(&self, command: Command) {
+    /// Gives charges back until every part was carried out or may have been. If a partition refuses for too long, or too many tasks
+    /// wait, the charges stay until their windows end or refill.
+    async fn give_back(&self, mut commands: Vec<(Partition, Command)>) {
         for _ in 0..MAX_RETRIES {
-            let sent = Box::pin(partitioned::execute(self, command.clone())).await;
-            if sent != Err(StoreError::Unavailable) || *self.returning.borrow() > MAX_RETURNING {
+            commands = Box::pin(partitioned::give_back(self, commands)).await;
+            if commands.is_empty() || *self.returning.borrow() > MAX_RETURNING {
                 return;
             }
             tokio::time::sleep(jittered(RETRY)).await;
@@ -103,9 +103,7 @@ impl Partitions for Executor {
         let executor = self.clone();
         self.returning.send_modify(|tasks| *tasks = tasks.saturating_add(1));
         tokio::spawn(async move {
-            for (_, command) in commands {
-                executor.retry(command).await;
-            }
+            executor.give_back(commands).await;
             executor.returning.send_modify(|tasks| *tasks = tasks.saturating_sub(1));
         });
     }
