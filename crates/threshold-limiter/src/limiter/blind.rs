@@ -1,9 +1,11 @@
 //! What was admitted without the store, so that the store counts it when it returns; and what a store charged too late.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::PoisonError;
 
 use threshold_core::command::Command;
+use threshold_core::key::Partition;
 use threshold_core::{Balance, Bill, Digest, Limit, OwnedBill, Receipt, Span, Timestamp, TraceId, settle};
 
 use super::Limiter;
@@ -20,6 +22,8 @@ const MAX_AWAITED: usize = 10_000;
 const AWAITED_FOR: Span = Span::from_secs(10);
 /// The number of keys that are recorded in one call of `catch_up`, so that bans of other nodes are not kept waiting.
 const MAX_RECORDED: usize = 2_000;
+/// The number of timeouts after which `catch_up` ends. Each of them takes as long as the deadline of the store.
+const MAX_TIMEOUTS: usize = 4;
 /// The number of charges on one bill.
 const ON_A_BILL: usize = 16;
 
@@ -29,12 +33,37 @@ pub(super) struct BlindCharges(Mutex<Blind>);
 
 #[derive(Debug, Default)]
 struct Blind {
-    /// What this node has admitted without the store, as balances under the whole limits: they know what still counts, and many
-    /// requests of one key are recorded by one charge.
-    balances: HashMap<Digest, (Limit, Balance)>,
+    /// By partition, because a bill within one is settled in one step by every store.
+    charges: BTreeMap<Place, BlindCharge>,
+    /// The last charge that was taken out. The next ones follow it, so that a partition which is away does not keep the others waiting.
+    taken: Option<Place>,
     /// Requests that the store did not answer in time, whether they were admitted, and when.
     awaited: HashMap<TraceId, (bool, Timestamp)>,
     lost: u64,
+}
+
+type Place = (Partition, Digest);
+
+/// The cost that this node has admitted on one key without the store, as a balance under the whole limit: it knows how much of the cost
+/// still counts, and many requests are recorded by one charge.
+#[derive(Debug)]
+struct BlindCharge {
+    limit: Limit,
+    balance: Balance,
+}
+
+impl BlindCharge {
+    fn add(&mut self, limit: Limit, cost: u64, now: Timestamp) {
+        self.limit = limit;
+        // A balance contains neither its key nor, under a limit over time, the ids of its charges.
+        let bill = OwnedBill::record(TraceId::default(), [(Digest::from_u128(0), limit, cost)]);
+        let _ = settle(&bill.as_bill(), std::slice::from_mut(&mut self.balance), &mut [], now);
+    }
+
+    /// Returns how much of the cost still counts.
+    fn used(&mut self, now: Timestamp) -> u64 {
+        self.limit.capacity().saturating_sub(self.balance.look(&self.limit, 0, now).0.available)
+    }
 }
 
 impl BlindCharges {
@@ -42,17 +71,16 @@ impl BlindCharges {
     pub(super) fn add(&self, bill: &Bill<'_>, now: Timestamp) {
         let mut blind = self.lock();
         for (key, limit, cost) in bill.recorded_charges() {
-            if blind.balances.len() >= MAX_KEYS && !blind.balances.contains_key(&key) {
-                blind.balances.retain(|_, (_, balance)| balance.silent_from() > now);
+            let place = (key.partition(), key);
+            if blind.charges.len() >= MAX_KEYS && !blind.charges.contains_key(&place) {
+                blind.charges.retain(|_, charge| charge.balance.silent_from() > now);
             }
-            if blind.balances.len() >= MAX_KEYS && !blind.balances.contains_key(&key) {
+            if blind.charges.len() >= MAX_KEYS && !blind.charges.contains_key(&place) {
                 blind.lost = blind.lost.saturating_add(1);
                 continue;
             }
-            let (known, balance) = blind.balances.entry(key).or_insert_with(|| (limit, Balance::default()));
-            *known = limit;
-            let bill = OwnedBill::record(bill.trace(), [(key, limit, cost)]);
-            let _ = settle(&bill.as_bill(), std::slice::from_mut(balance), &mut [], now);
+            let empty = || BlindCharge { limit, balance: Balance::default() };
+            blind.charges.entry(place).or_insert_with(empty).add(limit, cost, now);
         }
     }
 
@@ -68,20 +96,41 @@ impl BlindCharges {
         }
     }
 
-    fn was_admitted(&self, request: TraceId) -> Option<bool> {
-        self.lock().awaited.remove(&request).map(|(is_admitted, _)| is_admitted)
+    /// Returns whether a request was admitted that the store had not answered in time, and when.
+    fn was_admitted(&self, request: TraceId) -> Option<(bool, Timestamp)> {
+        self.lock().awaited.remove(&request)
     }
 
-    /// Takes out charges that still count, at most `most` keys.
-    fn take(&self, most: usize, now: Timestamp) -> Vec<(Digest, Limit, u64)> {
+    /// Takes out charges of at most `most` keys, from the one after the last that was taken. Charges that no longer count are dropped.
+    fn take(&self, most: usize, now: Timestamp) -> Vec<(Place, BlindCharge)> {
         let mut blind = self.lock();
-        let keys: Vec<Digest> = blind.balances.keys().copied().take(most).collect();
-        let taken = keys.into_iter().filter_map(|key| {
-            let (limit, mut balance) = blind.balances.remove(&key)?;
-            let used = limit.capacity().saturating_sub(balance.look(&limit, 0, now).0.available);
-            (used > 0).then_some((key, limit, used))
+        let places: Vec<Place> = match blind.taken {
+            None => blind.charges.keys().copied().take(most).collect(),
+            Some(last) => {
+                let after = blind.charges.range((Excluded(last), Unbounded));
+                after.chain(blind.charges.range(..=last)).map(|(place, _)| *place).take(most).collect()
+            }
+        };
+        blind.taken = places.last().copied();
+        let taken = places.into_iter().filter_map(|place| {
+            let mut charge = blind.charges.remove(&place)?;
+            (charge.used(now) > 0).then_some((place, charge))
         });
         taken.collect()
+    }
+
+    /// Puts charges back that were not recorded. They keep the times at which they were made: what has refilled or left the window
+    /// until they are recorded is not recorded.
+    fn put_back(&self, charges: impl IntoIterator<Item = (Place, BlindCharge)>, now: Timestamp) {
+        let mut blind = self.lock();
+        for (place, mut charge) in charges {
+            // Requests may have been admitted without the store in the meantime.
+            if let Some(mut newer) = blind.charges.remove(&place) {
+                let cost = newer.used(now);
+                charge.add(newer.limit, cost, now);
+            }
+            blind.charges.insert(place, charge);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Blind> {
@@ -103,33 +152,41 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         for late in self.store.take_late() {
             self.hear_late(late).await;
         }
-        let mut charges = self.blind.take(MAX_RECORDED, self.time());
-        // By partition, because a bill within one is settled in one step by every store.
-        charges.sort_unstable_by_key(|(key, ..)| key.partition());
-        let mut failed = false;
-        for bill in charges.chunk_by(|(one, ..), (other, ..)| one.partition() == other.partition()) {
-            for part in bill.chunks(ON_A_BILL) {
-                let record = OwnedBill::record(random_id(), part.iter().copied());
-                // Nothing is sent to a store that has failed again: what is certain not to be recorded is kept.
-                let sent = if failed { Err(StoreError::Unavailable) } else { self.record_blind(&record).await };
-                failed |= sent.is_err();
-                // After a timeout it may have been recorded. Recorded twice, it would deny requests that have room.
-                if sent == Err(StoreError::Unavailable) {
-                    self.blind.add(&record.as_bill(), self.time());
-                }
+        let (mut timeouts, mut failed) = (0, None);
+        let mut charges = self.blind.take(MAX_RECORDED, self.time()).into_iter().peekable();
+        while let Some(&((partition, _), _)) = charges.peek() {
+            let mut part = Vec::new();
+            while let Some(charge) = charges.next_if(|(place, _)| place.0 == partition && part.len() < ON_A_BILL) {
+                part.push(charge);
             }
+            // The rest of a partition that has failed, and all others after several timeouts, are kept for the next call.
+            let sent = if failed == Some(partition) || timeouts >= MAX_TIMEOUTS {
+                Err(StoreError::Unavailable)
+            } else {
+                self.record_blind(&mut part).await
+            };
+            match sent {
+                Ok(()) => continue,
+                // It may have been recorded. Recorded twice, it would deny requests that have room.
+                Err(StoreError::Timeout) => timeouts = timeouts.saturating_add(1),
+                Err(_) => self.blind.put_back(part, self.time()),
+            }
+            failed = Some(partition);
         }
     }
 
-    async fn record_blind(&self, bill: &OwnedBill) -> Result<(), StoreError> {
-        self.execute(Command::Settle(Box::new(bill.clone()))).await.map(drop)
+    async fn record_blind(&self, charges: &mut [(Place, BlindCharge)]) -> Result<(), StoreError> {
+        let now = self.time();
+        let charges = charges.iter_mut().map(|((_, key), charge)| (*key, charge.limit, charge.used(now)));
+        let bill = OwnedBill::record(random_id(), charges);
+        self.execute(Command::Settle(Box::new(bill))).await.map(drop)
     }
 
     /// Acts on an answer that came after its request was decided without it.
     async fn hear_late(&self, late: LateAnswer) {
         let LateAnswer { bill, answer } = late;
         // A caller that left before the deadline was neither admitted nor refused. Its charge stays.
-        let Some(is_admitted) = self.blind.was_admitted(bill.as_bill().trace()) else { return };
+        let Some((is_admitted, since)) = self.blind.was_admitted(bill.as_bill().trace()) else { return };
         match answer {
             Ok(outcome) if !is_admitted => {
                 if let Some(receipt) = Receipt::of_bill(&bill.as_bill(), &outcome) {
@@ -141,13 +198,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             }
             // It was denied or not executed, and so the store does not know a request that was admitted.
             Ok(outcome) if Receipt::of_bill(&bill.as_bill(), &outcome).is_none() => {
-                self.blind.add(&bill.as_bill(), self.time());
+                self.blind.add(&bill.as_bill(), since);
             }
-            Err(StoreError::Unavailable) if is_admitted => self.blind.add(&bill.as_bill(), self.time()),
+            Err(StoreError::Unavailable) if is_admitted => self.blind.add(&bill.as_bill(), since),
             Ok(_) | Err(_) => {}
         }
     }
 }
+
+#[cfg(test)]
+mod recording;
 
 #[cfg(test)]
 mod tests {
@@ -165,9 +225,9 @@ mod tests {
         let (policy, blind) = (policy(limit), BlindCharges::default());
         let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
         (0..6).for_each(|_| blind.add(plan.bill(), NOW));
-        let taken = blind.take(9, NOW.plus(later));
+        let mut taken = blind.take(9, NOW.plus(later));
         assert!(blind.take(9, NOW.plus(later)).is_empty(), "taken once");
-        taken.first().map(|(_, _, used)| *used)
+        taken.first_mut().map(|(_, charge)| charge.used(NOW.plus(later)))
     }
 
     #[test]
@@ -193,7 +253,7 @@ mod tests {
         facts("0", NOW);
         let counts = || {
             let blind = blind.lock();
-            (blind.lost, blind.balances.len())
+            (blind.lost, blind.charges.len())
         };
         assert_eq!(counts(), (1, MAX_KEYS));
         facts("late", NOW.plus(Span::MINUTE));
@@ -205,10 +265,10 @@ mod tests {
         let blind = BlindCharges::default();
         let id = |number: usize| TraceId::from_u128(number as u128);
         (0..=MAX_AWAITED).for_each(|number| blind.awaits(id(number), true, NOW));
-        assert_eq!((blind.was_admitted(id(0)), blind.was_admitted(id(MAX_AWAITED))), (Some(true), None));
+        assert_eq!((blind.was_admitted(id(0)), blind.was_admitted(id(MAX_AWAITED))), (Some((true, NOW)), None));
         blind.awaits(id(0), true, NOW);
         blind.awaits(id(MAX_AWAITED), false, NOW.plus(AWAITED_FOR));
-        assert_eq!(blind.was_admitted(id(MAX_AWAITED)), Some(false));
+        assert_eq!(blind.was_admitted(id(MAX_AWAITED)), Some((false, NOW.plus(AWAITED_FOR))));
         assert_eq!(blind.was_admitted(id(1)), None, "nobody answers it any more");
     }
 }

@@ -1,0 +1,160 @@
+//! Tests of charges that are recorded while a part of the store is still away.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use threshold_core::{Facts, Outcome, Plan, Policy};
+
+use super::*;
+use crate::clock::ManualClock;
+use crate::store::memory::MemoryStore;
+use crate::store::{Answer, Kind, Listed};
+
+const NOW: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+/// A store in memory, some partitions of which cannot be reached.
+struct PartlyAway {
+    memory: MemoryStore,
+    away: Arc<Mutex<BTreeSet<Partition>>>,
+}
+
+impl PartlyAway {
+    fn reach(&self, bill: &Bill<'_>) -> Result<&MemoryStore, StoreError> {
+        let away = self.away.lock().unwrap();
+        let is_away = bill.partitions().iter().any(|partition| away.contains(partition));
+        if is_away { Err(StoreError::Unavailable) } else { Ok(&self.memory) }
+    }
+}
+
+impl Store for PartlyAway {
+    async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+        self.reach(plan.bill())?.settle(plan, now, outcome).await
+    }
+
+    async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
+        if let Command::Settle(bill) = &command {
+            self.reach(&bill.as_bill())?;
+        }
+        self.memory.execute(command, now).await
+    }
+
+    async fn list(
+        &self,
+        kind: Kind,
+        after: Option<Digest>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Listed>, StoreError> {
+        self.memory.list(kind, after, limit, now).await
+    }
+}
+
+struct World {
+    limiter: Limiter<PartlyAway, Arc<ManualClock>>,
+    clock: Arc<ManualClock>,
+    away: Arc<Mutex<BTreeSet<Partition>>>,
+}
+
+impl World {
+    fn new(limit: &str) -> Self {
+        let rule = "[[rule]]\nname = 'user'\nper = ['user']\non_store_error = 'open'\n";
+        let policy = Policy::parse(&format!("{rule}{limit}\n"), &|_| None).unwrap();
+        let (away, clock) = (Arc::default(), Arc::new(ManualClock::new(NOW)));
+        let store = PartlyAway { memory: MemoryStore::new(policy.memory()), away: Arc::clone(&away) };
+        let limiter = Limiter::builder(policy).store(store).clock(Arc::clone(&clock)).build();
+        Self { limiter, clock, away }
+    }
+
+    fn partition(&self, user: &str) -> Partition {
+        let policy = self.limiter.policy();
+        let plan = policy.plan(&Facts { user: Some(user), ..Facts::default() }).unwrap();
+        plan.bill().partitions()[0]
+    }
+
+    /// Makes the partitions of these users unreachable, and no others.
+    fn set_away(&self, users: &[&str]) {
+        *self.away.lock().unwrap() = users.iter().map(|user| self.partition(user)).collect();
+    }
+
+    /// Sends a request, and returns what is left of its user's limit by the store; `None` if it was decided without the store.
+    async fn check(&self, user: &str) -> Option<u64> {
+        let decision = self.limiter.check_async(&Facts { user: Some(user), ..Facts::default() }).await.unwrap();
+        assert!(decision.allowed());
+        decision.degraded.is_none().then(|| decision.readings[0].remaining)
+    }
+}
+
+/// A store was away for longer than a window. Each attempt to record what was admitted at its beginning began the window again, and
+/// users were denied for requests that no longer counted.
+#[tokio::test]
+async fn a_charge_keeps_its_time_until_it_is_recorded() {
+    let world = World::new("limit = '10/min'\nalgorithm = 'sliding-log'");
+    world.set_away(&["ada"]);
+    assert_eq!((world.check("ada").await, world.check("ada").await), (None, None));
+    world.clock.advance(Span::from_secs(50));
+    assert_eq!(world.check("ada").await, None);
+    world.limiter.catch_up().await;
+    world.clock.advance(Span::from_secs(11));
+    world.set_away(&[]);
+    world.limiter.catch_up().await;
+    assert_eq!(world.check("ada").await, Some(8), "the third request counts, and this one");
+}
+
+/// A request was admitted while the earlier ones of its user were being recorded in vain. All of them are recorded in the end.
+#[tokio::test]
+async fn charges_of_a_key_are_put_together_again() {
+    let blind = BlindCharges::default();
+    let world = World::new("limit = '10/min'\nalgorithm = 'sliding-log'");
+    let policy = world.limiter.policy();
+    let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
+    blind.add(plan.bill(), NOW);
+    let taken = blind.take(9, NOW);
+    let later = NOW.plus(Span::from_secs(30));
+    blind.add(plan.bill(), later);
+    blind.put_back(taken, later);
+    let used = |now| blind.take(9, now).first_mut().map(|(_, charge)| charge.used(now));
+    let (at, half) = (NOW.plus(Span::from_secs(59)), blind.take(9, later));
+    assert_eq!(half.len(), 1);
+    blind.put_back(half, at);
+    assert_eq!(used(at), Some(2));
+}
+
+/// One primary of three was still away. What had been admitted on the others was recorded only after it had returned, and their
+/// limits were exceeded until then.
+#[tokio::test]
+async fn a_partition_that_is_away_keeps_no_other_from_its_charges() {
+    let world = World::new("limit = '10/day'\nalgorithm = 'fixed-window'");
+    let mut users = ["ada", "bob", "cem"];
+    users.sort_by_key(|user| world.partition(user));
+    world.set_away(&users);
+    for user in users {
+        assert_eq!(world.check(user).await, None);
+    }
+    for away in users {
+        world.set_away(&[away]);
+        world.limiter.catch_up().await;
+    }
+    world.set_away(&[]);
+    for user in users {
+        assert_eq!(world.check(user).await, Some(8), "{user}: one request without the store, and this one");
+    }
+}
+
+/// A thousand keys of a partition that stays away do not take the turns of the others.
+#[tokio::test]
+async fn every_key_has_its_turn() {
+    let world = World::new("limit = '10/day'\nalgorithm = 'fixed-window'");
+    let blind = BlindCharges::default();
+    let policy = world.limiter.policy();
+    for user in ["ada", "bob", "cem"] {
+        let plan = policy.plan(&Facts { user: Some(user), ..Facts::default() }).unwrap();
+        blind.add(plan.bill(), NOW);
+    }
+    let mut seen = BTreeSet::new();
+    for _ in 0..3 {
+        let taken = blind.take(1, NOW);
+        seen.extend(taken.iter().map(|(place, _)| *place));
+        blind.put_back(taken, NOW);
+    }
+    assert_eq!(seen.len(), 3);
+}
