@@ -368,6 +368,27 @@ fn what_everyone_shares_holds_fifty_clients() {
     check(&(all("400/min") + meant + &by_address("10/min")), &[]);
 }
 
+/// A policy struck users and their networks on one server. On a Cluster no user was struck any more, and lint had not said so.
+#[test]
+fn ladders_of_one_request_are_in_one_partition() {
+    let ladder = |name: &str, per: &str, more: &str| {
+        rule(name, per, &format!("limit = \"10/min\"\nladder = \"gentle\"\n{more}"))
+    };
+    let network =
+        |more: &str| ladder("net", "[\"ip\"]", &format!("allow = [\"shared-ladder: x\", \"cannot-bind: x\"]\n{more}"));
+    let user = |more: &str| ladder("user", "[\"user\"]", more);
+    check(&(network("") + &user("")), &["ladders-apart \"user\""]);
+    check(&(network("") + &user("mode = \"observe\"")), &[]);
+    check(&(network("") + &user("allow = [\"ladders-apart: one server\"]")), &[]);
+    check(&(network("match = { path = \"/a\" }") + &user("match = { path = \"/b\" }")), &[]);
+    check(&(network("match = { path = \"/a\" }") + &user("")), &["ladders-apart \"user\""]);
+    let both = "allow = [\"cannot-bind: x\"]";
+    check(&(user("") + &ladder("both", "[\"user\", \"ip\"]", both)), &[]);
+    let tenant = ladder("tenant", "[\"tenant\"]", "allow = [\"shared-ladder: x\", \"cannot-bind: x\"]");
+    check(&(tenant.clone() + &user("")), &["ladders-apart \"user\""]);
+    check(&format!("[identity]\nuser_scope = \"tenant\"\n{tenant}{}", user("")), &[]);
+}
+
 #[test]
 fn windows_are_no_shorter_than_the_store_can_promise() {
     let with = |limit: &str, consistency: &str| {

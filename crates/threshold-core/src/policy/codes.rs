@@ -126,6 +126,11 @@ codes! {
         "such a request may cost more than all requests before it", "use a ladder whose rungs all deny, such as `strict`";
     Warning "shared-ladder": "a ladder on an address or a tenant",
         "several people may share it and be penalized for one of them", "count by user";
+    Warning "ladders-apart": "two ladders that one request can meet, counted by identities in different partitions of a store",
+        "a Redis Cluster and Durable Objects settle partitions one after another, and only a denial by the last one is a strike: one of \
+         the ladders is climbed more slowly than on one server",
+        "count both by the same identity, with `user_scope = \"tenant\"` for users and their tenants; or leave one ladder out; or state in \
+         `allow` that one server decides";
     Warning "no-ladder": "`strike` on a rule without a ladder",
         "it has no effect", "add `ladder`, or leave `strike` out";
     Warning "never-denies": "a ladder that never denies, with a strike for every request",

@@ -53,6 +53,7 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
         cannot_bind(loader, tiers, rules, rule, span);
         shared_below_clients(loader, rules, rule, span);
     }
+    ladders_apart(loader, identity, rules);
 }
 
 /// Warns about each `allow` that silences nothing.
@@ -196,6 +197,48 @@ fn client_chosen(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed],
     let message = format!("\"{}\" counts by {first}, which the client chooses", rule.name);
     let help = "a client gets a new budget with each new value; add \"ip\" to per, or a rule by address beside it";
     loader.warning("client-chosen-key", span.clone(), message, help);
+}
+
+/// The identity whose partition of a store holds the records of a rule. [`Digest::partition`](crate::Digest::partition) lists them.
+#[derive(PartialEq)]
+enum Anchor<'r> {
+    Tenant,
+    User,
+    Address,
+    Others(Vec<&'r Per>),
+}
+
+fn anchor<'r>(rule: &'r Rule, identity: &Identity) -> Anchor<'r> {
+    let has = |is_such: fn(&Per) -> bool| rule.per.iter().any(is_such);
+    let has_user = has(|per| matches!(per, Per::User));
+    if has(|per| matches!(per, Per::Tenant)) || (has_user && identity.user_scope == UserScope::Tenant) {
+        Anchor::Tenant
+    } else if has_user {
+        Anchor::User
+    } else if has(|per| matches!(per, Per::Ip | Per::IpPrefix(_))) {
+        Anchor::Address
+    } else {
+        Anchor::Others(rule.per.iter().filter(|per| matches!(per, Per::Header(_) | Per::Fact(_))).collect())
+    }
+}
+
+/// Warns about ladders that one request can meet in two partitions of a store. Only a denial by one of them is a strike.
+fn ladders_apart(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed]) {
+    let strikes = |rule: &Rule| rule.subject.is_some() && rule.mode == Mode::Enforce;
+    for (place, (rule, span)) in rules.iter().enumerate().filter(|(_, (rule, _))| strikes(rule)) {
+        let earlier = rules.iter().take(place).map(|(other, _)| other).find(|other| {
+            let meet = covers(&other.matches, &rule.matches) || covers(&rule.matches, &other.matches);
+            strikes(other) && meet && anchor(other, identity) != anchor(rule, identity)
+        });
+        if let Some(other) = earlier {
+            let message = format!(
+                "\"{}\" and \"{}\" have ladders in different partitions: on a Cluster a denial by one of them is no strike",
+                other.name, rule.name
+            );
+            let help = "count both by the same identity, or leave one ladder out; on one server every denial strikes";
+            loader.warning("ladders-apart", span.clone(), message, help);
+        }
+    }
 }
 
 /// Warns about rules that switch their layer's fallback off for requests that they do not limit themselves.
