@@ -253,7 +253,8 @@ impl AlgorithmState for WindowCount {
     const MAX_BYTES: usize = 1 + 3 * 10;
 
     fn silent_from(&self) -> Timestamp {
-        self.end()
+        // A window whose charges were all given back says nothing. One from the future, after the clock has stepped back, shows its end.
+        if self.used == 0 { self.start } else { self.end() }
     }
 
     fn set_terms(&self, figures: &mut Figures) {

@@ -274,8 +274,13 @@ impl AlgorithmState for TwoWindows {
     const MAX_BYTES: usize = 1 + 4 * 10;
 
     fn silent_from(&self) -> Timestamp {
-        // A count in the current window still weighs as the last window's for one period more.
-        if self.current == 0 { self.end() } else { self.end().plus(self.period) }
+        match (self.current, self.previous) {
+            // All charges were given back.
+            (0, 0) => self.start,
+            (0, _) => self.end(),
+            // A count in the current window still weighs as the last window's for one period more.
+            _ => self.end().plus(self.period),
+        }
     }
 
     fn set_terms(&self, figures: &mut Figures) {

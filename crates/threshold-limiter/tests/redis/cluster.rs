@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use threshold_core::receipt::OnExpire;
+use threshold_core::{Answer, Command, Outcome, Span, Timestamp, TraceId};
 use threshold_limiter::store::Store as _;
 use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::{Facts, Limiter, Policy, Secret};
 use tokio::task::JoinSet;
 
-use crate::process::{Cluster, PATIENCE, SlotMove};
+use crate::process::{Cluster, PATIENCE, PRIMARIES, SlotMove};
 use crate::shared::{allowed_guesses, rule_of};
 
 type Node = Arc<Limiter<RedisStore>>;
@@ -346,4 +348,70 @@ async fn a_promoted_replica_with_a_wrong_clock_neither_admits_nor_locks_out() {
             cluster.wait_until_ready();
         }
     }
+}
+
+/// A flood of requests that a tenant's limit denied left a balance of zero for each of its users until the window ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_charge_that_is_given_back_leaves_no_key() {
+    let cluster = Cluster::start();
+    for algorithm in ["fixed-window", "sliding-estimate", "sliding-window", "sliding-log", "token-bucket"] {
+        cluster.flush();
+        let policy = format!(
+            "[[rule]]\nname = 'tenant'\nper = ['tenant']\nlimit = '1/day'\nalgorithm = '{algorithm}'\n\
+             [[rule]]\nname = 'user'\nper = ['user']\nlimit = '9/day'\nalgorithm = '{algorithm}'\n"
+        );
+        let node = nodes(&cluster, 1, &policy).await.remove(0);
+        let mut allowed = 0;
+        for user in 0..20 {
+            let user = format!("user {user}");
+            let facts = Facts { user: Some(&user), tenant: Some("acme"), ..Facts::default() };
+            let decision = node.check_async(&facts).await.unwrap();
+            assert!(decision.degraded.is_none(), "{:?}", node.store().last_error());
+            allowed += usize::from(decision.allowed());
+        }
+        node.store().returned().await;
+        let keys = cluster.keys("th:{*}b:*");
+        assert_eq!((allowed, keys.len()), (1, 2), "{algorithm}: one tenant and one user are charged, and not {keys:?}");
+    }
+}
+
+/// While a slot was moved, a reservation and the refund of its receipt arrived at the same moment. Both succeeded, and the charges
+/// could be given back twice.
+///
+/// The importing primary lets reads through and holds writes back, so that the refund reads before the reservation is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receipt_whose_reservation_is_just_being_saved_is_not_refunded_while_a_slot_moves() {
+    let cluster = Cluster::start();
+    let policy = Policy::parse("[[rule]]\nname = 'user'\nper = ['user']\nlimit = '9/day'", &|_| None).unwrap();
+    let mut plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
+    // Reservations and refunds are in the partition of the last six bits of their id: number 0.
+    plan.identify(|| TraceId::from_u128(64 * 7));
+    let stores = [Arc::new(cluster.open().await), Arc::new(cluster.open().await)];
+    let mut outcome = Outcome::default();
+    stores[0].settle(&plan, Timestamp::EPOCH, &mut outcome).await.unwrap();
+    let receipt = plan.holding(&outcome);
+    let (slot, primaries) = (cluster.slot("th:{0000}v:"), cluster.primaries());
+    let from = PRIMARIES.iter().position(|(first, last)| (*first..=*last).contains(&slot)).unwrap();
+    let to = primaries.iter().copied().find(|node| *node != from).unwrap();
+    cluster.begin_move(SlotMove { slot, from, to });
+    assert_eq!(cluster.node(to).cli(&["CLIENT", "PAUSE", "60000", "WRITE"]), "OK\n");
+    let send = |at: usize, command: Command| {
+        let store = Arc::clone(&stores[at]);
+        tokio::spawn(async move { store.execute(command, Timestamp::EPOCH).await })
+    };
+    let blocked = async |count: &str| {
+        let begun = Instant::now();
+        while cluster.node(to).info("blocked_clients").as_deref() != Some(count) {
+            assert!(begun.elapsed() < PATIENCE, "{count} calls should be held back");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let (ttl, on_expire) = (Span::MINUTE, OnExpire::Charge);
+    let reserved = send(0, Command::Reserve { receipt: Box::new(receipt.clone()), ttl, on_expire });
+    blocked("1").await;
+    let refunded = send(1, Command::Refund(Box::new(receipt)));
+    blocked("2").await;
+    assert_eq!(cluster.node(to).cli(&["CLIENT", "UNPAUSE"]), "OK\n");
+    assert_eq!(reserved.await.unwrap(), Ok(Answer::Done));
+    assert_eq!(refunded.await.unwrap(), Ok(Answer::Refunded { first: false }));
 }

@@ -204,7 +204,7 @@ fn spawn(command: &mut Command, folder: &Path) -> Result<Child, String> {
 }
 
 /// The primaries of a Cluster, and the slots of each.
-const PRIMARIES: [(u16, u16); 3] = [(0, 5_460), (5_461, 10_922), (10_923, 16_383)];
+pub(crate) const PRIMARIES: [(u16, u16); 3] = [(0, 5_460), (5_461, 10_922), (10_923, 16_383)];
 
 /// The vectors that are decided differently where limits with a ladder lie in several partitions: these are asked one after another,
 /// the first denial ends the request, and only a denial in the last partition strikes or blocks.

@@ -262,20 +262,15 @@ async fn swap(servers: &Servers, copies: &mut Copies) -> Result<Option<Timestamp
     }
     let listed = changes.iter().filter(|(_, _, change)| change.is_listed).map(|(key, _, _)| *key).collect();
     let mut write = Swap::new(&changes);
-    let indexes = write.indexes.clone();
     write.compare(&copies.reservations_read());
     let swapped = match write.send(servers).await {
-        Err(CallError::Moving) => match changes.as_slice() {
-            // The indexes first: a reservation that is in no index would never expire.
-            [_] => {
-                for index in indexes {
-                    Swap { indexes: vec![index], ..Swap::default() }.send(servers).await?;
-                }
-                write = Swap { indexes: Vec::new(), ..Swap::new(&changes) };
-                write.send(servers).await?
+        Err(CallError::Moving) => {
+            let written = swap_by_key(servers, copies).await?;
+            if written.is_none() {
+                listed::add(servers, listed);
             }
-            _ => return Err(PartitionError::Moving),
-        },
+            return Ok(written);
+        }
         answered => answered?,
     };
     match swapped {
@@ -290,6 +285,47 @@ async fn swap(servers: &Servers, copies: &mut Copies) -> Result<Option<Timestamp
             Ok(Some(now))
         }
     }
+}
+
+/// Writes the changes as [`swap`] does, one key at a time: while a slot is moved, no other call is executed.
+///
+/// Fails unless every step is safe without those after it. That holds for one record: a reservation enters its index before it is written,
+/// and leaves it afterwards, because one that is in no index would never expire. It also holds for the end of a reservation beside the
+/// mark of its receipt, which comes first.
+async fn swap_by_key(servers: &Servers, copies: &mut Copies) -> Result<Option<Timestamp>, PartitionError> {
+    let mut changes = copies.changes();
+    let is_mark = |key: &RecordKey| key.kind == RecordKind::Refund;
+    if changes.iter().filter(|(key, _, _)| !is_mark(key)).count() > 1 {
+        return Err(PartitionError::Moving);
+    }
+    changes.sort_by_key(|(key, _, _)| !is_mark(key));
+    let mut steps = Vec::new();
+    for change in &changes {
+        let mut step = Swap::new(std::slice::from_ref(change));
+        let indexes = std::mem::take(&mut step.indexes).into_iter();
+        let (entered, left): (Vec<_>, Vec<_>) = indexes.partition(|(_, [verb, ..])| verb == b"add");
+        let alone = |index| Swap { indexes: vec![index], ..Swap::default() };
+        steps.extend(entered.into_iter().map(alone));
+        steps.push(step);
+        steps.extend(left.into_iter().map(alone));
+    }
+    let read = copies.reservations_read().into_iter().map(|(key, bytes)| (key, bytes.map(<[u8]>::to_vec)));
+    let read: Vec<(RecordKey, Option<Vec<u8>>)> = read.collect();
+    for step in steps {
+        if let Swapped::Changed { now, values } = step.send(servers).await? {
+            servers.heard(now);
+            copies.load(step.records.into_iter().zip(values));
+            return Ok(Some(now));
+        }
+    }
+    // A reservation that was saved before the mark of its receipt must not be refunded as well. The mark stays and does no harm.
+    for (key, before) in read {
+        let now = load_call(servers, copies, &[key]).await?;
+        if copies.loaded(key) != before.as_deref() {
+            return Ok(Some(now));
+        }
+    }
+    Ok(None)
 }
 
 /// The arguments of `swap.lua`.

@@ -108,15 +108,19 @@ impl Copies {
 
     /// Returns the changed records with the bytes that the server had. A change that ends at these bytes is left out.
     pub(super) fn changes(&self) -> Vec<(RecordKey, Option<&[u8]>, &Change)> {
-        let before = |key: &RecordKey| self.loaded.get(key).and_then(Option::as_deref);
-        let changed = self.changes.iter().map(|(key, change)| (*key, before(key), change));
+        let changed = self.changes.iter().map(|(key, change)| (*key, self.loaded(*key), change));
         changed.filter(|(_, before, change)| *before != change.bytes.as_deref()).collect()
     }
 
     /// Returns the reservations that were read and not changed, with the bytes that the server had.
     pub(super) fn reservations_read(&self) -> Vec<(RecordKey, Option<&[u8]>)> {
         let unchanged = self.reservations_read.iter().filter(|key| !self.changes.contains_key(key));
-        unchanged.map(|key| (*key, self.loaded.get(key).and_then(Option::as_deref))).collect()
+        unchanged.map(|key| (*key, self.loaded(*key))).collect()
+    }
+
+    /// Returns the bytes that the server had.
+    pub(super) fn loaded(&self, key: RecordKey) -> Option<&[u8]> {
+        self.loaded.get(&key).and_then(Option::as_deref)
     }
 
     fn bytes(&mut self, key: RecordKey) -> Result<Option<&[u8]>, CopyError> {
@@ -165,7 +169,7 @@ impl Records for Copies {
     fn balances<T>(
         &mut self,
         charges: &[(Digest, Limit)],
-        _: Timestamp,
+        now: Timestamp,
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> Result<T, CopyError> {
         let keys: Vec<RecordKey> = charges.iter().map(|(key, _)| RecordKey::balance(*key)).collect();
@@ -176,9 +180,15 @@ impl Records for Copies {
         let result = change(&mut balances);
         for ((key, before), balance) in keys.into_iter().zip(read).zip(balances) {
             // A record that is not written is not compared either, so that requests which only read it do not conflict.
-            if before.unwrap_or_default() != balance {
-                let expiry = Expiry::At(balance.silent_from());
-                self.save(key, balance.to_script(Format::PRESENT), expiry);
+            if before.unwrap_or_default() == balance {
+                continue;
+            }
+            let silent_from = balance.silent_from();
+            if silent_from <= now {
+                // Charges that were given back often leave nothing. Such a record would take memory until its window ends.
+                self.delete(key);
+            } else {
+                self.save(key, balance.to_script(Format::PRESENT), Expiry::At(silent_from));
             }
         }
         Ok(result)
@@ -213,6 +223,11 @@ impl Records for Copies {
         let ends = reservation.expires();
         let expiry = Expiry::At(if waits_for_expiry(&reservation) { ends.plus(EXPIRY_KEPT) } else { ends });
         self.save(key, reservation.to_bytes(Format::PRESENT), expiry);
+        // Redis drops the record of an ended reservation at its expiry. From then on this mark keeps its receipt from being refunded.
+        if !reservation.is_open() && reservation.void_from() > ends {
+            let mark = RecordKey::of_id(RecordKind::Refund, reservation.id());
+            self.save(mark, REFUNDED.to_vec(), Expiry::At(reservation.void_from()));
+        }
         Ok(())
     }
 
