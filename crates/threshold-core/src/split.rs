@@ -80,14 +80,15 @@ struct Part {
 }
 
 impl Split {
-    /// Splits a bill by the partitions of its keys.
+    /// Splits a bill by the partitions of its keys. `partition_of` is [`Digest::partition`], or a number that the store gives to each
+    /// place that it finds a key in.
     #[must_use]
-    pub fn new(bill: OwnedBill) -> Self {
+    pub fn new(bill: OwnedBill, partition_of: impl Fn(Digest) -> Partition) -> Self {
         let mut split = Self { parts: ArrayVec::new(), begun: false, bill };
         // Collected first, because `part` borrows the whole split while it adds a part.
-        let charges = split.bill.charges.iter().map(|charge| charge.key.partition()).enumerate();
+        let charges = split.bill.charges.iter().map(|charge| partition_of(charge.key)).enumerate();
         let charges: ArrayVec<_, MAX_CHARGES> = charges.collect();
-        let subjects = split.bill.subjects.iter().map(|(key, _)| key.partition()).enumerate();
+        let subjects = split.bill.subjects.iter().map(|(key, _)| partition_of(*key)).enumerate();
         let subjects: ArrayVec<_, MAX_SUBJECTS> = subjects.collect();
         for (place, partition) in charges {
             split.part(partition).charges.push(place);

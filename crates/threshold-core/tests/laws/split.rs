@@ -37,7 +37,7 @@ impl Partitioned {
     }
 
     fn settle(&mut self, plan: &Plan<'_>, now: Timestamp) -> Outcome {
-        let mut split = Split::new(plan.bill().to_owned());
+        let mut split = Split::new(plan.bill().to_owned(), Digest::partition);
         self.rounds.clear();
         loop {
             let round = split.round();
@@ -288,7 +288,7 @@ fn charges_are_given_back_when_a_partition_fails() {
     let facts = facts((1, "t1", "u1"), 2, 7);
     let plan = policy.plan(&facts).unwrap();
     let (mut parts, now) = (Partitioned::default(), Timestamp::from_secs(1_767_225_600));
-    let mut split = Split::new(plan.bill().to_owned());
+    let mut split = Split::new(plan.bill().to_owned(), Digest::partition);
     for Step { part, partition, command } in split.round().into_iter().skip(1) {
         split.answered(part, *parts.execute(partition, &command, now).settled().unwrap());
     }

@@ -53,6 +53,11 @@ pub(crate) trait Partitions: Send + Sync {
         command: Command,
     ) -> impl Future<Output = Result<Answer, PartitionError>> + Send;
 
+    /// Returns the partition of the record under a key.
+    fn partition(&self, key: Digest) -> Partition {
+        key.partition()
+    }
+
     /// Returns the partition of the records that are found by an id alone: reservations and refunds.
     fn home(&self, id: TraceId) -> Partition;
 
@@ -69,9 +74,9 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
         Command::BeginRefund { id, .. } | Command::EndReservation { id, .. } => Some(store.home(*id)),
         Command::ChangeAccount { account, .. }
         | Command::ReadAccount { account }
-        | Command::ReadDevice { account, .. } => Some(account.partition()),
-        Command::ReadStanding { key } | Command::Limit { key, .. } => Some(key.partition()),
-        Command::BeginRequest { key, .. } | Command::EndRequest { key, .. } => Some(key.id.partition()),
+        | Command::ReadDevice { account, .. } => Some(store.partition(*account)),
+        Command::ReadStanding { key } | Command::Limit { key, .. } => Some(store.partition(*key)),
+        Command::BeginRequest { key, .. } | Command::EndRequest { key, .. } => Some(store.partition(key.id)),
         _ => None,
     };
     if let Some(partition) = partition {
@@ -116,7 +121,7 @@ pub(crate) async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Re
         let answer = store.execute(partition, Command::Settle(bill)).await?;
         return Ok(*answer.settled().ok_or(StoreError::Unavailable)?);
     }
-    let mut split = Split::new(*bill);
+    let mut split = Split::new(*bill, |key| store.partition(key));
     loop {
         let steps = split.round();
         if steps.is_empty() {
@@ -209,13 +214,13 @@ async fn adjust_or_retry<P: Partitions>(store: &P, adjustment: &Adjustment) {
 
 /// Changes balances in all of their partitions. Returns the parts that failed.
 async fn adjust<P: Partitions>(store: &P, adjustment: &Adjustment) -> Vec<(Partition, Adjustment, StoreError)> {
-    let parts = adjustment.split(Digest::partition).into_iter().map(|(partition, part)| async move {
+    let parts = adjustment.split(|key| store.partition(key)).into_iter().map(|(partition, part)| async move {
         let mut failed = Vec::new();
         match store.execute(partition, Command::Adjust(Box::new(part.clone()))).await {
             Ok(_) => {}
             Err(PartitionError::Moving) => {
                 for (key, part) in part.split(|key| key) {
-                    let partition = key.partition();
+                    let partition = store.partition(key);
                     if let Err(error) = store.execute(partition, Command::Adjust(Box::new(part.clone()))).await {
                         failed.push((partition, part, error.into()));
                     }
@@ -243,12 +248,12 @@ async fn renew<P: Partitions>(store: &P, mut receipt: Receipt) -> Result<Answer,
             other => Err(StoreError::unexpected(other).into()),
         }
     };
-    let parts = receipt.split(Digest::partition).into_iter().map(|(partition, part)| async move {
+    let parts = receipt.split(|key| store.partition(key)).into_iter().map(|(partition, part)| async move {
         match renew(partition, part.clone()).await {
             Err(PartitionError::Moving) => {
                 let mut whole = part;
                 for (key, part) in whole.split(|key| key) {
-                    whole.join(&*renew(key.partition(), part).await?);
+                    whole.join(&*renew(store.partition(key), part).await?);
                 }
                 Ok(Box::new(whole))
             }
@@ -267,12 +272,12 @@ async fn on_subject<P: Partitions>(
     keys: SubjectKeys,
     command: impl Fn(SubjectKeys) -> Command + Copy + Send + Sync,
 ) -> Result<Vec<Answer>, StoreError> {
-    let parts = split_subject(&keys, Digest::partition).into_iter().map(|(partition, part)| async move {
+    let parts = split_subject(&keys, |key| store.partition(key)).into_iter().map(|(partition, part)| async move {
         match store.execute(partition, command(part.clone())).await {
             Err(PartitionError::Moving) => {
                 let mut answers = Vec::new();
                 for (key, part) in split_subject(&part, |key| key) {
-                    answers.push(store.execute(key.partition(), command(part)).await?);
+                    answers.push(store.execute(store.partition(key), command(part)).await?);
                 }
                 Ok(answers)
             }
@@ -304,25 +309,25 @@ fn split_subject<P: Copy + PartialEq>(keys: &SubjectKeys, place: impl Fn(Digest)
 /// Counts a login attempt: on its address, then on its account.
 async fn begin_login<P: Partitions>(store: &P, login: Login, keys: AttemptKeys) -> Result<Answer, StoreError> {
     let Some(account) = keys.account else { return begin_without_account(store, login, keys).await };
-    let Some(address) = keys.address.filter(|address| address.partition() != account.partition()) else {
-        return Ok(store.execute(account.partition(), Command::BeginLogin { login, keys }).await?);
+    let Some(address) = keys.address.filter(|address| store.partition(*address) != store.partition(account)) else {
+        return Ok(store.execute(store.partition(account), Command::BeginLogin { login, keys }).await?);
     };
     let own = AttemptKeys { address: None, ..keys };
     if is_known_device(store, &login, &keys, account).await? {
-        return Ok(store.execute(account.partition(), Command::BeginLogin { login, keys: own }).await?);
+        return Ok(store.execute(store.partition(account), Command::BeginLogin { login, keys: own }).await?);
     }
     // The address before the account: an attempt that its address has no budget for must not count on the account, or one
     // address could lock accounts without end.
     let (limit, id) = (Limit::from(login.ip), keys.id);
     let charge = Command::Limit { key: address, limit, cost: 1, id };
-    let (charged, at) = match store.execute(address.partition(), charge).await? {
+    let (charged, at) = match store.execute(store.partition(address), charge).await? {
         Answer::Limited { checked, at } => (checked, at),
         other => return Err(StoreError::unexpected(other)),
     };
     if !charged.look.allowed {
         return Ok(Answer::Attempted { outcome: AttemptOutcome::TooMany { until: charged.look.ready_at }, at });
     }
-    match store.execute(account.partition(), Command::BeginLogin { login, keys: own }).await? {
+    match store.execute(store.partition(account), Command::BeginLogin { login, keys: own }).await? {
         Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), at } => {
             let outcome = AttemptOutcome::Allowed(attempt.with_address(address, &charged));
             Ok(Answer::Attempted { outcome, at })
@@ -338,7 +343,7 @@ async fn begin_without_account<P: Partitions>(
     keys: AttemptKeys,
 ) -> Result<Answer, StoreError> {
     // An attempt without an account and an address changes no record, and every partition has the time.
-    let partition = keys.address.map_or_else(|| store.home(keys.id), Digest::partition);
+    let partition = keys.address.map_or_else(|| store.home(keys.id), |address| store.partition(address));
     Ok(store.execute(partition, Command::BeginLogin { login, keys }).await?)
 }
 
@@ -351,7 +356,7 @@ async fn is_known_device<P: Partitions>(
 ) -> Result<bool, StoreError> {
     let Some(device) = keys.device else { return Ok(false) };
     let command = Command::ReadDevice { login: login.clone(), account, device };
-    match store.execute(account.partition(), command).await? {
+    match store.execute(store.partition(account), command).await? {
         Answer::Recognised(known) => Ok(known),
         other => Err(StoreError::unexpected(other)),
     }
@@ -366,8 +371,8 @@ async fn end_login<P: Partitions>(
     nonce: TraceId,
 ) -> Result<Answer, StoreError> {
     let (counted, address) = (attempt.folded.or(attempt.account), attempt.address);
-    let partition = counted.or(address).map_or_else(|| store.home(attempt.id), Digest::partition);
-    let elsewhere = address.is_some_and(|address| address.partition() != partition);
+    let partition = counted.or(address).map_or_else(|| store.home(attempt.id), |key| store.partition(key));
+    let elsewhere = address.is_some_and(|address| store.partition(address) != partition);
     let charge = if elsewhere { attempt.take_address(&login) } else { None };
     let answer = store.execute(partition, Command::EndLogin { login, attempt, success, nonce }).await?;
     if let (Answer::LoginEnded { ended: Ok(outcome), .. }, Some(charge)) = (&answer, charge)

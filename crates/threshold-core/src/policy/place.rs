@@ -1,0 +1,330 @@
+//! Names of records, for stores that have names: Durable Objects, and keys of Workers KV.
+//!
+//! Keys are digests, from which no name can be computed. A store that places records by name is therefore told the name of each key
+//! when a request is planned.
+
+use std::fmt::Write as _;
+
+use crate::address::AddressGroup;
+use crate::caller::Caller;
+use crate::facts::Facts;
+use crate::key::{Digest, DigestKey};
+use crate::limit::NotationError;
+use crate::lockout::{AttemptKeys, LoginRequest, canonical_account};
+use crate::plan::Plan;
+use crate::policy::{Consistency, Identities, Known, Per, Policy, Rule, UserScope};
+
+/// The longest value that is written into a name. A longer one is replaced by its digest, so that a name stays below the 512 bytes
+/// that Workers KV allows.
+const MAX_VALUE: usize = 96;
+/// The longest binding and the longest pattern.
+const MAX_PATTERN: usize = 128;
+
+/// The place of a rule's records, written `BINDING/NAME`: a Durable Object with this name, or for an `eventual` rule a key of
+/// Workers KV.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordPlace {
+    binding: Box<str>,
+    name: Box<[Piece]>,
+}
+
+/// The place of one record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed<'p> {
+    /// The key of the record.
+    pub key: Digest,
+    /// The binding of the Worker; `None` where the policy names none.
+    pub binding: Option<&'p str>,
+    /// The name in it. For a rule that counts fixed windows in Workers KV it has `{window}` where the number of the window goes; no
+    /// value can contain that text.
+    pub name: String,
+    /// Whether the record may be approximate, and so is kept in Workers KV.
+    pub eventual: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece {
+    Text(Box<str>),
+    Value(Placeholder),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placeholder {
+    Tenant,
+    User,
+    Address,
+    Account,
+    Hash,
+    Window,
+}
+
+const NAMES: [(&str, Placeholder); 6] = [
+    ("tenant", Placeholder::Tenant),
+    ("user", Placeholder::User),
+    ("ip", Placeholder::Address),
+    ("account", Placeholder::Account),
+    ("hash", Placeholder::Hash),
+    ("window", Placeholder::Window),
+];
+
+impl RecordPlace {
+    /// Parses `BINDING/NAME`.
+    pub(crate) fn parse(text: &str) -> Result<Self, NotationError> {
+        let bad = |at, message: String, help: &str| NotationError { at, message, help: help.to_owned() };
+        let whole = 0..text.len();
+        let Some((binding, pattern)) = text.split_once('/') else {
+            let help = "write BINDING/NAME, such as \"TENANTS/tenant:{tenant}\"";
+            return Err(bad(whole, "the binding is missing".to_owned(), help));
+        };
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        let starts_well = binding.bytes().next().is_some_and(|first| !first.is_ascii_digit());
+        if !starts_well || !binding.bytes().all(is_name) || binding.len() > MAX_PATTERN {
+            let message = format!("\"{binding}\" is not the name of a binding");
+            return Err(bad(0..binding.len(), message, "use letters, digits and _"));
+        }
+        if pattern.is_empty() || pattern.len() > MAX_PATTERN {
+            return Err(bad(whole, format!("a name has 1 to {MAX_PATTERN} bytes"), ""));
+        }
+        let mut name = Vec::new();
+        let mut rest = pattern;
+        while !rest.is_empty() {
+            let at = text.len().saturating_sub(rest.len());
+            let Some(inner) = rest.strip_prefix('{') else {
+                let end = rest.find('{').unwrap_or(rest.len());
+                let (literal, after) = rest.split_at(end);
+                name.push(Piece::Text(literal.into()));
+                rest = after;
+                continue;
+            };
+            let word = inner.split('}').next().unwrap_or_default();
+            let end = at.saturating_add(word.len()).saturating_add(2).min(text.len());
+            let found = NAMES.iter().find(|(known, _)| *known == word).filter(|_| inner.len() > word.len());
+            let Some((_, value)) = found else {
+                let known: Vec<String> = NAMES.iter().map(|(known, _)| format!("{{{known}}}")).collect();
+                let help = format!("known: {}", known.join(", "));
+                return Err(bad(at..end, format!("unknown placeholder {{{word}}}"), &help));
+            };
+            name.push(Piece::Value(*value));
+            rest = text.get(end..).unwrap_or_default();
+        }
+        Ok(Self { binding: binding.into(), name: name.into() })
+    }
+
+    /// Returns the binding.
+    #[must_use]
+    pub fn binding(&self) -> &str {
+        &self.binding
+    }
+
+    /// Returns why a rule cannot have this place; `None` if it can.
+    ///
+    /// A name must follow from the key: a budget that is counted by tenant and named by user would be in several places.
+    pub(crate) fn misfit(&self, per: &[Per], scope: UserScope, counts_windows_in_kv: bool) -> Option<String> {
+        let scoped = scope == UserScope::Tenant && per.contains(&Per::User);
+        self.placeholders().find_map(|placeholder| {
+            let (fits, name) = match placeholder {
+                Placeholder::Tenant => (scoped || per.contains(&Per::Tenant), "tenant"),
+                Placeholder::User => (per.contains(&Per::User), "user"),
+                Placeholder::Address => {
+                    (per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))), "ip")
+                }
+                Placeholder::Hash => return None,
+                Placeholder::Account => return Some("{account} is for [login] alone".to_owned()),
+                Placeholder::Window if counts_windows_in_kv => return None,
+                Placeholder::Window => {
+                    return Some(
+                        "{window} is for fixed windows on the clock with consistency = \"eventual\"".to_owned(),
+                    );
+                }
+            };
+            (!fits).then(|| format!("the rule is not counted by {name}, so one budget would have many places"))
+        })
+    }
+
+    /// Returns why a login cannot have this place; `None` if it can.
+    pub(crate) fn misfit_of_login(&self, of_account: bool) -> Option<String> {
+        let allowed = if of_account { Placeholder::Account } else { Placeholder::Address };
+        let fits = |placeholder| placeholder == allowed || placeholder == Placeholder::Hash;
+        let name = if of_account { "{account}" } else { "{ip}" };
+        let misfit = self.placeholders().any(|placeholder| !fits(placeholder));
+        misfit.then(|| format!("the name can have only {name} and {{hash}} here"))
+    }
+
+    /// Returns whether the name of a fixed window has its number.
+    pub(crate) fn has_window(&self) -> bool {
+        self.placeholders().any(|placeholder| placeholder == Placeholder::Window)
+    }
+
+    fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
+        self.name.iter().filter_map(|piece| match piece {
+            Piece::Value(placeholder) => Some(*placeholder),
+            Piece::Text(_) => None,
+        })
+    }
+
+    fn name(&self, key: Digest, value: impl Fn(Placeholder) -> Option<String>) -> String {
+        let mut name = String::new();
+        for piece in &self.name {
+            match piece {
+                Piece::Text(text) => name.push_str(text),
+                Piece::Value(Placeholder::Window) => name.push_str("{window}"),
+                Piece::Value(placeholder) => match value(*placeholder) {
+                    Some(value) => name.push_str(&value),
+                    None => push_hash(&mut name, key),
+                },
+            }
+        }
+        name
+    }
+}
+
+fn push_hash(name: &mut String, key: Digest) {
+    // Writing to a string does not fail.
+    let _ = write!(name, "{:032x}", key.to_u128());
+}
+
+/// Returns a value as it is written into a name. What separates the parts of a name is encoded, so that no value looks like two.
+fn written(value: &str, key: DigestKey) -> String {
+    if value.len() > MAX_VALUE {
+        return key.redact(value);
+    }
+    let mut text = String::with_capacity(value.len());
+    for c in value.chars() {
+        match c {
+            '%' | ':' | '/' | '{' | '}' | '#' => {
+                let _ = write!(text, "%{:02X}", u32::from(c));
+            }
+            c if c.is_control() => {
+                let _ = write!(text, "%{:02X}", u32::from(c));
+            }
+            c => text.push(c),
+        }
+    }
+    text
+}
+
+/// An address that replaces a missing name. A name cannot look like it, because its colon would be encoded.
+fn floored(group: Option<AddressGroup>) -> Option<String> {
+    group.map(|group| format!("ip:{group}"))
+}
+
+impl Plan<'_> {
+    /// Returns the place of each record that this plan can read or change: one for each key of its charges and subjects. `facts` are
+    /// those that it was planned from.
+    #[must_use]
+    pub fn places(&self, facts: &Facts<'_>) -> Vec<Placed<'_>> {
+        let policy = self.policy();
+        let caller = Caller::named(facts, policy);
+        let charges = self.met().iter().map(|met| policy.place_of(met.rule, met.key, &caller));
+        let mut places: Vec<Placed<'_>> = charges.collect();
+        if !self.subjects().is_empty() {
+            policy.add_places_of_subjects(&caller, &mut places);
+        }
+        places
+    }
+}
+
+impl LoginRequest<'_> {
+    /// Returns the place of each record that an attempt with these keys can read or change.
+    #[must_use]
+    pub fn places<'p>(&self, policy: &'p Policy, keys: &AttemptKeys) -> Vec<Placed<'p>> {
+        let facts = Facts { ip: self.ip, tenant: self.tenant, user: self.user.or(self.account), ..Facts::default() };
+        let caller = Caller::named(&facts, policy);
+        let mut places = Vec::new();
+        policy.add_places_of_subjects(&caller, &mut places);
+        let [account, address] = policy.login_places.each_ref().map(Option::as_ref);
+        let key = policy.key();
+        if let Some(own) = keys.account {
+            let name = self.account.map(|name| written(&canonical_account(name), key));
+            let named = account.map(|place| place.name(own, |of| name.clone().filter(|_| of == Placeholder::Account)));
+            places.push(Placed::new(own, account, named.unwrap_or_else(|| anchored("account", own))));
+        }
+        if let Some(own) = keys.address {
+            let group = caller.group().map(|group| group.to_string());
+            let named = address.map(|place| place.name(own, |of| group.clone().filter(|_| of == Placeholder::Address)));
+            places.push(Placed::new(own, address, named.unwrap_or_else(|| anchored("login", own))));
+        }
+        places
+    }
+}
+
+impl<'p> Placed<'p> {
+    fn new(key: Digest, place: Option<&'p RecordPlace>, name: String) -> Self {
+        Self { key, binding: place.map(RecordPlace::binding), name, eventual: false }
+    }
+}
+
+fn anchored(kind: &str, digest: Digest) -> String {
+    let mut name = format!("{kind}:");
+    push_hash(&mut name, digest);
+    name
+}
+
+impl Policy {
+    fn place_of<'p>(&'p self, rule: &'p Rule, key: Digest, caller: &Caller<'_>) -> Placed<'p> {
+        let place = rule.place.as_ref();
+        let name = match place {
+            Some(place) => place.name(key, |placeholder| self.value(placeholder, rule, caller)),
+            None => self.default_name(rule, key, caller),
+        };
+        Placed { eventual: rule.consistency == Consistency::Eventual, ..Placed::new(key, place, name) }
+    }
+
+    /// Adds the place of every standing of a caller: that of the first rule that strikes it. Rules of one subject may have different
+    /// places, and all requests must find the standing in the same one.
+    fn add_places_of_subjects<'p>(&'p self, caller: &Caller<'_>, places: &mut Vec<Placed<'p>>) {
+        let mut known = Known::nothing();
+        let mut identities = Identities::new(&mut known, caller, self);
+        for (index, subject) in self.subjects.iter().enumerate() {
+            let Some(rule) = self.rules.iter().find(|rule| rule.subject == Some(index)) else { continue };
+            if let Some(subject) = self.subject(subject, &mut identities) {
+                let key = subject.key();
+                places.push(Placed { eventual: false, ..self.place_of(rule, key, caller) });
+            }
+        }
+    }
+
+    fn value(&self, placeholder: Placeholder, rule: &Rule, caller: &Caller<'_>) -> Option<String> {
+        let named = |name: Option<&str>| match name {
+            Some(name) => Some(written(name, self.key())),
+            None => floored(caller.group()),
+        };
+        match placeholder {
+            Placeholder::Tenant => named(caller.tenant),
+            Placeholder::User => named(caller.user),
+            Placeholder::Address => {
+                let group = rule.per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);
+                group.map(|group| group.to_string())
+            }
+            Placeholder::Hash | Placeholder::Account | Placeholder::Window => None,
+        }
+    }
+
+    /// Returns the name of a rule without a place. All records with the same anchor share one object, so that most requests are
+    /// settled in one step: those of a tenant if `per` has it, else of the user, else of the address. Names are digests, because
+    /// anyone who can see the account at Cloudflare can read them.
+    fn default_name(&self, rule: &Rule, key: Digest, caller: &Caller<'_>) -> String {
+        let has = |per: &Per| rule.per.contains(per);
+        if rule.consistency == Consistency::Eventual {
+            // One key of KV holds one balance.
+            return anchored(&rule.name, key);
+        }
+        let by_tenant = has(&Per::Tenant) || self.identity().user_scope == UserScope::Tenant && has(&Per::User);
+        if let Some(tenant) = caller.tenant.filter(|_| by_tenant) {
+            // The partition tells apart the parts that a tenant's users are spread over.
+            return format!("{}:{}", anchored("tenant", self.anchors.tenant(tenant)), key.partition());
+        }
+        if let Some(user) = caller.user.filter(|_| has(&Per::User)) {
+            return anchored("user", self.anchors.user(user));
+        }
+        let tells_apart = rule.per.iter().any(Per::is_identity);
+        let narrowest = rule.per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);
+        let is_name = |per: &Per| matches!(per, Per::Tenant | Per::User | Per::Ip | Per::IpPrefix(_));
+        match narrowest.or_else(|| caller.group()) {
+            _ if !tells_apart => format!("rule:{}", rule.name),
+            Some(group) if rule.per.iter().any(is_name) => format!("address:{}", self.key().redact(&group.to_string())),
+            // Counted by headers or facts alone: the key is the whole identity.
+            _ => anchored("key", key),
+        }
+    }
+}
