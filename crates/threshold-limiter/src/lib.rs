@@ -32,8 +32,12 @@
 //! | `axum` | `tower`, and the route that axum's router matched |
 //! | `wait` | waiting for capacity, on tokio's timer |
 //! | `sqlite` | a journal in an SQLite file: bans, strikes and locks outlive the process |
+//! | `api` | the JSON of the HTTP API, for hosts that serve it: bodies of calls, decisions, errors |
+//! | `schemas` | `api`, and the JSON Schemas of these types |
 //! | `jwt` | users, tenants and tiers from the claims of bearer tokens |
 
+#[cfg(feature = "api")]
+pub mod api;
 pub mod bans;
 pub mod clock;
 #[cfg(feature = "sqlite")]

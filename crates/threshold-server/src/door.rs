@@ -38,7 +38,6 @@ use axum::routing::future::RouteFuture;
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use serde::Serialize;
-use threshold_core::text::printable;
 use threshold_limiter::tower::PeerAddr;
 use tower_service::Service as _;
 
@@ -229,11 +228,9 @@ fn router(app: Arc<App>, audience: Audience) -> Router {
         .with_state(app)
 }
 
-/// Builds an answer in JSON. It may quote a client's text and be printed to a terminal, so control characters are written as
-/// JSON escapes, which does not change the value.
+/// Builds an answer in JSON.
 fn json<T: Serialize>(status: StatusCode, body: &T) -> Response {
-    let text = serde_json::to_string(body).unwrap_or_default();
-    json_bytes(status, printable(&text).into_owned())
+    json_bytes(status, threshold_limiter::api::to_json(body))
 }
 
 /// Builds an answer from encoded JSON.

@@ -21,8 +21,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Digest, Timestamp};
+use threshold_limiter::api::{LayerName, Text, Whole, layer_named, read, unknown_layer};
 
-use super::http::{LayerName, Text, Whole, layer_named, read, trace_id, unknown_layer};
+use super::http::trace_id;
 use super::json_body::JsonBody;
 use super::query::Query;
 use super::routes::{Route, delete, get, post, put};

@@ -1,14 +1,12 @@
-//! The errors of the HTTP API: a status, a stable code, a message and the field it is about.
+//! The errors of the HTTP API as responses: those of operations, and header fields beside the body.
 
 use std::borrow::Cow;
 
 use axum::response::{IntoResponse, Response};
 use http::header::{CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
-use schemars::JsonSchema;
-use serde::Serialize;
 use threshold_core::PlanError;
-use threshold_core::policy::CostOf;
+use threshold_limiter::api::{self, ErrorBody};
 use threshold_limiter::bans::TooManyBans;
 use threshold_limiter::store::StoreError;
 
@@ -22,24 +20,9 @@ pub(crate) struct ApiError {
     pub(crate) body: ErrorBody,
 }
 
-/// The body of an error.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "Error")]
-pub(crate) struct ErrorBody {
-    /// A stable code for programs.
-    error: &'static str,
-    /// The error in words.
-    message: Cow<'static, str>,
-    /// The field that the error is about, if any.
-    field: Option<String>,
-    /// The index of the item in a list, from 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    index: Option<usize>,
-}
-
 impl ApiError {
-    pub(crate) fn new(status: StatusCode, error: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, body: ErrorBody { error, message: message.into(), field: None, index: None } }
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, body: api::ApiError::new(status.as_u16(), code, message).body }
     }
 
     /// 400 `bad_request`, about one field.
@@ -61,38 +44,33 @@ impl ApiError {
     }
 
     /// Sets the field that the error is about.
-    pub(crate) fn about(mut self, field: Option<String>) -> Self {
-        self.body.field = field;
-        self
+    pub(crate) fn about(self, field: Option<String>) -> Self {
+        Self { body: self.body.about(field), ..self }
     }
 
     /// Sets the index of the item in a list.
-    pub(crate) fn at(mut self, index: Option<usize>) -> Self {
-        self.body.index = index;
-        self
+    pub(crate) fn at(self, index: Option<usize>) -> Self {
+        Self { body: self.body.at(index), ..self }
     }
 }
 
-impl ErrorBody {
-    /// Returns the error in words.
-    pub(crate) fn message(&self) -> &str {
-        &self.message
-    }
-
-    /// Returns the stable code.
-    pub(crate) fn code(&self) -> &str {
-        self.error
-    }
-
-    /// Returns the field that the error is about.
-    pub(crate) fn field(&self) -> Option<&str> {
-        self.field.as_deref()
+impl From<api::ApiError> for ApiError {
+    fn from(error: api::ApiError) -> Self {
+        // The module writes statuses as numbers, because it serves hosts without the crate `http`.
+        let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Self { status, body: error.body }
     }
 }
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string())
+        api::ApiError::from(error).into()
+    }
+}
+
+impl From<PlanError> for ApiError {
+    fn from(error: PlanError) -> Self {
+        api::ApiError::from(error).into()
     }
 }
 
@@ -130,26 +108,6 @@ impl From<OperationError> for ApiError {
     }
 }
 
-impl From<PlanError> for ApiError {
-    fn from(error: PlanError) -> Self {
-        let message = error.to_string();
-        match error {
-            PlanError::CostExceedsLimit { cost_of, .. } => {
-                let field = match cost_of {
-                    CostOf::Requests => "cost".to_owned(),
-                    CostOf::Bytes => "bytes".to_owned(),
-                    CostOf::Named(name) => format!("costs.{name}"),
-                };
-                Self::new(StatusCode::BAD_REQUEST, "cost_exceeds_limit", message).about(Some(field))
-            }
-            PlanError::Missing { field, .. } => Self::bad(field, message),
-            // A mistake of the policy, which the caller cannot correct: therefore not 400.
-            PlanError::TooManyRules => Self::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_rules", message),
-            PlanError::Path(_) => Self::bad("path", message),
-        }
-    }
-}
-
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json(self.status, &self.body);
@@ -164,7 +122,7 @@ impl IntoResponse for ApiError {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static(super::token_guesses::RETRY_AFTER_SECS));
             }
             // Memory for answers or for request ids is full, and is free again as soon as others are done.
-            StatusCode::SERVICE_UNAVAILABLE if matches!(self.body.error, "busy" | "too_many_request_ids") => {
+            StatusCode::SERVICE_UNAVAILABLE if matches!(self.body.code(), "busy" | "too_many_request_ids") => {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
             // The rest of the body is not read, so the connection cannot be used for another request.

@@ -1,18 +1,13 @@
 //! The HTTP API: parses JSON, asks the desk, writes JSON.
 
-mod answer;
 #[cfg(test)]
 mod conformance;
 mod describe;
-mod limit;
 #[cfg(test)]
 mod list_tests;
 mod request;
-mod schema;
-mod text;
 #[cfg(test)]
 mod without_store;
-mod write;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,10 +18,14 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use threshold_core::TraceId;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
-use threshold_core::receipt::{ActualCost, CommitError, MAX_RESERVATION};
-use threshold_core::{Span, TraceId};
+use threshold_core::receipt::{ActualCost, CommitError};
+use threshold_limiter::api::{
+    Answer, GENERATION_HEADER, LimitCall, MAX_ITEMS, Pairs, RequestBody, Requests, Whole, read, read_requests,
+    wait_time,
+};
 use threshold_limiter::store::EndError;
 use tokio::task::yield_now;
 
@@ -39,18 +38,9 @@ use super::{ApiError, App, json, json_bytes, openapi};
 use crate::desk::{Decided, ReservationTerms, new_trace, strike_deadline};
 use crate::explain::live_json;
 use crate::serve::ConnectionWatch;
-use answer::{Answer, TYPICAL_ANSWER, max_answer};
-pub(super) use request::{Address, LayerName, layer_named, read, unknown_layer};
-use request::{CommitBody, MAX_ITEMS, OneOrMany, PauseBody, RefundBody, ReleaseBody, RequestBody, read_requests};
-use text::Pairs;
-pub(super) use text::{Text, Whole};
+use request::{CommitBody, PauseBody, RefundBody, ReleaseBody};
 
-/// The generation of the policy that decided: it grows by one with each reload.
-const GENERATION: HeaderName = HeaderName::from_static("x-threshold-generation");
-/// How long a reservation lasts by default, in seconds.
-const DEFAULT_TTL_SECS: u64 = 60;
-/// The longest that a check waits, in milliseconds: shorter than most clients and proxies wait for an answer.
-const MAX_WAIT_MS: u64 = 60_000;
+const GENERATION: HeaderName = HeaderName::from_static(GENERATION_HEADER);
 
 /// An encoded answer.
 #[derive(Debug, Clone)]
@@ -134,7 +124,7 @@ async fn explain(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resul
     let lists = request.lists();
     let facts = request.facts(&lists, new_trace());
     let (rules, causes, decided) = app.desk.explain(&policy, &facts).await?;
-    let answer = Answer::new(&decided, &policy).to_json();
+    let answer = encode(&decided, &policy);
     let explained = live_json((&policy, &facts), &rules, &causes, &decided.decision, &answer);
     Ok(with_generation(json(StatusCode::OK, &explained), policy.generation()))
 }
@@ -146,7 +136,8 @@ async fn reserve(
 ) -> Result<Response, ApiError> {
     let request: RequestBody<'_> = read(&body)?;
     // Checked before the id is looked up, so that an invalid request never takes an id.
-    let terms = reservation_terms(&request)?;
+    let (ttl, on_expire) = request.reservation_terms()?;
+    let terms = ReservationTerms { ttl, on_expire };
     let policy = app.desk.policy();
     let answer = once((&app, &watch), "reserve", &request, None, async {
         let lists = request.lists();
@@ -200,7 +191,10 @@ async fn pause(
 }
 
 async fn limit(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    limit::answer(&app, &body).await
+    let call = LimitCall::read(&body)?;
+    // These keys are in the policy's store, and count toward its `max_keys`.
+    let decision = app.desk.check_limit(call.key(), call.limit(), call.cost()).await?;
+    Ok(json(StatusCode::OK, &call.answer(&decision)))
 }
 
 async fn document(_: Caller) -> Response {
@@ -217,20 +211,18 @@ async fn decide(app: &App, watch: &ConnectionWatch, verb: Verb, body: &[u8]) -> 
     let requests = read_requests(body)?;
     let policy = app.desk.policy();
     match (&requests, permit) {
-        (OneOrMany::Many(requests), Some(permit)) => {
+        (Requests::Many(requests), Some(permit)) => {
             // The permit is held across the decisions, and then by the body until the client has read it.
             let ListAnswer { body, closed } = answer_all((app, watch), verb, requests, &policy).await?;
             let response = json_bytes(status(closed), permit.body(body, app.bounds.client_timeout));
             Ok(with_generation(response, policy.generation()))
         }
-        (OneOrMany::One(request), _) => {
+        (Requests::One(request), _) => {
             request.without_reservation()?;
             Ok(answer((app, watch), verb, request, &policy, strike_deadline(), None).await?.into_response())
         }
         // `list_bytes` and the parser disagree about what a list is. No input is known for which they do.
-        (OneOrMany::Many(_), None) => {
-            Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "a list begins with ["))
-        }
+        (Requests::Many(_), None) => Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "a list begins with [")),
     }
 }
 
@@ -241,7 +233,7 @@ fn list_bytes(body: &[u8], policy: &Policy) -> Option<usize> {
     // JSON allows white space before a list, and serde_json skips the same characters.
     body.iter().find(|byte| !byte.is_ascii_whitespace()).filter(|byte| **byte == b'[')?;
     let items = memchr::memchr_iter(b'{', body).count().min(MAX_ITEMS);
-    let each = max_answer(policy).saturating_add(size_of::<RequestBody<'_>>());
+    let each = Answer::max_bytes(policy).saturating_add(size_of::<RequestBody<'_>>());
     Some(items.saturating_mul(each).saturating_add(2))
 }
 
@@ -253,7 +245,7 @@ async fn check_waiting(
     at_most: Duration,
 ) -> Result<Response, ApiError> {
     // The items of a list would wait for each other, and hold the memory of all answers meanwhile.
-    let OneOrMany::One(request) = read_requests(body)? else {
+    let Requests::One(request) = read_requests(body)? else {
         return Err(ApiError::bad("waitMs", "only a single request can wait, not a list"));
     };
     request.without_reservation()?;
@@ -306,14 +298,7 @@ async fn answer_all(
     policy: &Policy,
 ) -> Result<ListAnswer, ApiError> {
     for (index, request) in requests.iter().enumerate() {
-        // The plan borrows `lists`, and neither is kept across the `await` below: a thousand of them would take much
-        // memory.
-        let planned = {
-            let lists = request.lists();
-            policy.plan_for(verb, &request.facts(&lists, TraceId::default())).map(|_| ())
-        };
-        let fine = request.without_reservation().and(planned.map_err(ApiError::from));
-        fine.map_err(|error| error.at(Some(index)))?;
+        request.validate(verb, policy).map_err(|error| error.at(Some(index)))?;
         yield_now().await;
     }
     let (indexes, keys): (Vec<usize>, Vec<RequestKey>) = requests
@@ -329,7 +314,7 @@ async fn answer_all(
     let mut list = ListAnswer { body: Vec::new(), closed: false };
     // For typical answers, and not for the largest ones that memory was acquired for: most of that would never be
     // written.
-    list.body.reserve_exact(requests.len().saturating_mul(TYPICAL_ANSWER).saturating_add(2));
+    list.body.reserve_exact(requests.len().saturating_mul(Answer::TYPICAL_BYTES).saturating_add(2));
     // One deadline for the whole list: however many of its requests strike, it waits for the disk only once.
     let deadline = strike_deadline();
     list.body.push(b'[');
@@ -366,9 +351,9 @@ async fn once(
 
 /// Returns the digests of a request's id and content; `None` if it has no id.
 fn request_key(app: &App, verb: &'static str, request: &RequestBody<'_>) -> Option<RequestKey> {
-    let id = request.request_id.as_ref()?;
+    let id = request.request_id()?;
     // The verb is a part of the id: a caller may use one id for the check and the record of the same request.
-    Some(RequestKey { id: app.request_ids.digest(&(verb, id.0.as_ref())), content: app.request_ids.digest(request) })
+    Some(RequestKey { id: app.request_ids.digest(&(verb, id)), content: app.request_ids.digest(request) })
 }
 
 fn name_of(verb: Verb) -> &'static str {
@@ -386,18 +371,15 @@ fn status(closed: bool) -> StatusCode {
 impl CheckQuery {
     /// Returns how long the check may wait; `None` if it must not.
     fn wait(&self) -> Result<Option<Duration>, ApiError> {
-        let Some(text) = &self.wait_ms else { return Ok(None) };
-        let millis = text.parse().ok().filter(|millis| *millis <= MAX_WAIT_MS);
-        let message = || format!("waitMs must be a whole number from 0 to {MAX_WAIT_MS}");
-        let millis = millis.ok_or_else(|| ApiError::bad("waitMs", message()))?;
-        Ok((millis > 0).then(|| Duration::from_millis(millis)))
+        let wait = self.wait_ms.as_deref().map_or(Ok(None), wait_time);
+        wait.map_err(ApiError::from)
     }
 }
 
 impl EncodedAnswer {
     fn new(decided: &Decided, policy: &Policy, verb: &str) -> Self {
         Self {
-            body: Answer::new(decided, policy).to_json().into(),
+            body: encode(decided, policy).into(),
             // Also if every charge was 0: the answer is then the same for a repeat, and costs little to remember.
             charged: verb != "peek" && decided.decision.allowed(),
             closed: decided.decision.unavailable(),
@@ -410,13 +392,9 @@ impl EncodedAnswer {
     }
 }
 
-fn reservation_terms(request: &RequestBody<'_>) -> Result<ReservationTerms, ApiError> {
-    let ttl = Span::from_secs(request.ttl_sec.map_or(DEFAULT_TTL_SECS, Whole::number));
-    if ttl == Span::ZERO || ttl > MAX_RESERVATION {
-        let max = MAX_RESERVATION.secs_ceil();
-        return Err(ApiError::bad("ttlSec", format!("ttlSec must be from 1 to {max}")));
-    }
-    Ok(ReservationTerms { ttl, on_expire: request.on_expire.map(Into::into).unwrap_or_default() })
+fn encode(decided: &Decided, policy: &Policy) -> Vec<u8> {
+    let answer = Answer::new(&decided.decision, policy);
+    answer.with_receipt(decided.receipt.as_deref()).with_reservation(decided.reservation).to_json()
 }
 
 /// Parses an id of 32 hexadecimal digits.

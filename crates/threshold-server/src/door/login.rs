@@ -12,10 +12,9 @@ use http::{HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Span;
+use threshold_limiter::api::{Address, ErrorBody, Text, read};
 use threshold_limiter::{Attempted, LoginError, LoginRequest, LoginResult};
 
-use super::error::ErrorBody;
-use super::http::{Address, Text, read};
 use super::json_body::JsonBody;
 use super::openapi::{Operation, Schemas, json_content};
 use super::routes::{Route, post};

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
+use threshold_limiter::api::ErrorBody;
 
-use super::error::ErrorBody;
 use super::routes;
 
 /// The refusal by [`Hosts`](super::Hosts), which comes before any route.

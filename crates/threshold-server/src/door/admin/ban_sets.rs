@@ -8,10 +8,10 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::policy::Layer;
+use threshold_limiter::api::{LayerName, Text, Whole, read};
 
 use super::operator::Operator;
 use crate::desk::{self, ImportedSet, NewEnd, NewSetBan};
-use crate::door::http::{LayerName, Text, Whole, read};
 use crate::door::json_body::JsonBody;
 use crate::door::{ApiError, App, json};
 

@@ -10,10 +10,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Timestamp;
 use threshold_core::policy::{Owner, Setting};
+use threshold_limiter::api::{Text, Whole, read};
 
 use super::operator::{Operator, Reader};
 use crate::desk;
-use crate::door::http::{Text, Whole, read};
 use crate::door::json_body::JsonBody;
 use crate::door::{ApiError, App, json};
 

@@ -10,11 +10,11 @@ use serde::Serialize;
 use threshold_core::Timestamp;
 use threshold_core::ladder::Penalty;
 use threshold_core::policy::{Listed, Policy};
+use threshold_limiter::api::{layer_named, unknown_layer};
 
 use super::operator::{Operator, Reader};
 use super::{BanBody, ChangedBody, ReasonQuery, hexadecimal};
 use crate::desk::{BudgetState, LadderState, Subject, Target};
-use crate::door::http::{layer_named, unknown_layer};
 use crate::door::query::Query;
 use crate::door::{ApiError, App, json};
 

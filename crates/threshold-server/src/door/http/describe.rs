@@ -1,12 +1,10 @@
 //! The OpenAPI descriptions of the calls that decide requests.
 
 use serde_json::{Value, json};
+use threshold_limiter::api::{Answer, ErrorBody, LimitAnswer, LimitBody, MAX_WAIT_MS, RequestBody, Requests};
 
-use super::answer::Answer;
-use super::limit::LimitAnswer;
-use super::request::{CommitBody, LimitBody, OneOrMany, PauseBody, RefundBody, ReleaseBody, RequestBody};
-use super::{DoneBody, MAX_WAIT_MS};
-use crate::door::error::ErrorBody;
+use super::DoneBody;
+use super::request::{CommitBody, PauseBody, RefundBody, ReleaseBody};
 use crate::door::openapi::{Operation, Schemas, WRONG_HOST, json_content};
 
 const REUSED_ID: (u16, &str) = (422, "The requestId was used for a different request within the last 60 seconds");
@@ -99,7 +97,7 @@ pub(super) fn openapi(_: &mut Schemas) -> Operation {
 
 /// A call that takes one request or a list, and answers with one decision or a list.
 fn requests(schemas: &mut Schemas, id: &'static str, summary: &'static str) -> Operation {
-    let body = schemas.of::<OneOrMany<'_>>();
+    let body = schemas.of::<Requests<'_>>();
     let decision = schemas.of::<Answer<'_>>();
     let decisions = json!({"anyOf": [decision, {"type": "array", "items": decision}]});
     may_be_unavailable(Operation::call(id, summary, &decisions).body(body), &decisions, schemas)

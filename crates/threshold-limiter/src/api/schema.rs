@@ -7,12 +7,11 @@ use threshold_core::Verdict;
 use threshold_core::limit::Algorithm;
 use threshold_core::policy::Layer;
 
-use super::request::{
-    Address, AlgorithmName, EDGE_ALIAS, HeaderPairs, LayerName, MAX_ITEMS, Method, OneOrMany, RequestBody, RequestId,
-};
+use super::answer::{Limits, ReadingAnswer};
+use super::names::{Address, AlgorithmName, EDGE_ALIAS, LAYERS, LayerName, Method, RequestId};
+use super::request::{HeaderPairs, MAX_ITEMS, RequestBody, Requests};
 use super::text::{MAX_PAIRS, MAX_TEXT, MAX_WHOLE, Pairs, Text, Whole};
 
-pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
 const VERDICTS: [Verdict; 5] = [Verdict::Allow, Verdict::Warn, Verdict::Slow, Verdict::Deny, Verdict::Ban];
 
 pub(super) fn layer(_: &mut SchemaGenerator) -> Schema {
@@ -79,17 +78,31 @@ impl<V: JsonSchema> JsonSchema for Pairs<'_, V> {
     }
 }
 
-impl JsonSchema for OneOrMany<'_> {
+impl JsonSchema for Requests<'_> {
     fn inline_schema() -> bool {
         true
     }
 
     fn schema_name() -> Cow<'static, str> {
-        "OneOrMany".into()
+        "Requests".into()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let one = generator.subschema_for::<RequestBody<'_>>();
         json_schema!({"anyOf": [one, {"type": "array", "maxItems": MAX_ITEMS, "items": one}]})
+    }
+}
+
+impl JsonSchema for Limits<'_> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Readings".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        <Vec<ReadingAnswer<'_>>>::json_schema(generator)
     }
 }

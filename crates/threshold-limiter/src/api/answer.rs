@@ -1,46 +1,31 @@
 //! The JSON of a decision.
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
 use threshold_core::decision::{Degraded, Reading};
 use threshold_core::plan::MAX_CHARGES;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Decision, Span, TraceId};
 
-use super::schema;
 use super::write::{EscapedStr, Json, Omittable, PlainStr, json_object, write_list};
-use crate::desk::Decided;
 
-/// The bytes that most answers fit into: a decision with a receipt and six limits.
-pub(super) const TYPICAL_ANSWER: usize = 2_048;
-
-/// The most bytes that one limit takes in an answer, with its part of the receipt and without its name.
-/// `an_answer_to_a_list_fits_the_memory_that_was_acquired` in `list_tests.rs` compares it with the largest figures.
+/// The most bytes that one limit takes in an answer, with its part of the receipt and without its name. The server's test
+/// `an_answer_to_a_list_fits_the_memory_that_was_acquired` compares it with the largest figures.
 const MAX_READING: usize = 384;
 /// The most bytes that the rest of an answer takes.
 const MAX_REST: usize = 1_024;
 
-/// Returns the most bytes that an answer takes under a policy.
-pub(super) fn max_answer(policy: &Policy) -> usize {
-    // As if every limit had the longest name: which rules match is not known before the requests are parsed.
-    let longest = policy.rules().iter().map(|rule| rule.name.len()).max().unwrap_or(0);
-    // Each character of a name may need a backslash.
-    let reading = longest.saturating_mul(2).saturating_add(MAX_READING);
-    policy.rules().len().min(MAX_CHARGES).saturating_mul(reading).saturating_add(MAX_REST)
-}
-
 json_object! {
     /// The decision on one request.
-    #[schemars(rename = "Decision")]
-    pub(super) struct Answer<'a> {
+    #[cfg_attr(feature = "schemas", schemars(rename = "Decision"))]
+    pub struct Answer<'a> {
         /// Whether the request may cross.
         "allowed" allowed: bool,
-        #[schemars(schema_with = "schema::verdict")]
+        #[cfg_attr(feature = "schemas", schemars(schema_with = "super::schema::verdict"))]
         "verdict" verdict: PlainStr<'a>,
         /// The rule that binds; null if none does.
-        #[schemars(with = "Option<String>")]
+        #[cfg_attr(feature = "schemas", schemars(with = "Option<String>"))]
         "rule" rule: Option<EscapedStr<'a>>,
         /// The layer of that rule, or of the penalty that denied.
-        #[schemars(schema_with = "schema::layer")]
+        #[cfg_attr(feature = "schemas", schemars(schema_with = "super::schema::layer"))]
         "layer" layer: Option<PlainStr<'a>>,
         "limit" limit: Option<u64>,
         /// The whole cost that fits now, after this request's charge.
@@ -56,15 +41,15 @@ json_object! {
         "banned" banned: bool,
         /// Whether the store or the journal failed while this was decided.
         "degraded" degraded: bool,
-        #[schemars(with = "Option<String>")]
+        #[cfg_attr(feature = "schemas", schemars(with = "Option<String>"))]
         "degradedReason" degraded_reason: Option<PlainStr<'a>>,
         /// The receipt that /v1/refund takes.
-        #[schemars(with = "Option<String>")]
+        #[cfg_attr(feature = "schemas", schemars(with = "Option<String>"))]
         "receipt" receipt: Option<PlainStr<'a>>,
-        #[schemars(with = "String")]
+        #[cfg_attr(feature = "schemas", schemars(with = "String"))]
         "traceId" trace_id: TraceId,
         /// The id that /v1/commit and /v1/release take.
-        #[schemars(with = "Option<String>")]
+        #[cfg_attr(feature = "schemas", schemars(with = "Option<String>"))]
         "reservation" reservation: Omittable<TraceId>,
         /// Every limit of the rules that matched.
         "limits" limits: Limits<'a>,
@@ -73,13 +58,13 @@ json_object! {
 
 json_object! {
     /// One limit of a rule that matched.
-    #[schemars(rename = "Reading")]
-    struct LimitAnswer<'a> {
-        #[schemars(with = "Option<String>")]
+    #[cfg_attr(feature = "schemas", schemars(rename = "Reading"))]
+    pub(super) struct ReadingAnswer<'a> {
+        #[cfg_attr(feature = "schemas", schemars(with = "Option<String>"))]
         "rule" rule: Option<EscapedStr<'a>>,
-        #[schemars(schema_with = "schema::layer")]
+        #[cfg_attr(feature = "schemas", schemars(schema_with = "super::schema::layer"))]
         "layer" layer: Option<PlainStr<'a>>,
-        #[schemars(with = "String", extend("enum" = ["enforce", "observe"]))]
+        #[cfg_attr(feature = "schemas", schemars(with = "String", extend("enum" = ["enforce", "observe"])))]
         "mode" mode: PlainStr<'a>,
         "allowed" allowed: bool,
         "limit" limit: u64,
@@ -90,8 +75,12 @@ json_object! {
 }
 
 impl<'a> Answer<'a> {
-    pub(super) fn new(decided: &'a Decided, policy: &'a Policy) -> Self {
-        let decision = &decided.decision;
+    /// The bytes that most answers fit into: a decision with a receipt and six limits.
+    pub const TYPICAL_BYTES: usize = 2_048;
+
+    /// The answer of a decision that was made under this policy, without a receipt.
+    #[must_use]
+    pub fn new(decision: &'a Decision, policy: &'a Policy) -> Self {
         let rule = decision.rule(policy);
         let reading = decision.bound_by();
         let wait = decision.retry_after().map(Span::from);
@@ -112,24 +101,54 @@ impl<'a> Answer<'a> {
             banned: decision.banned(),
             degraded: decision.degraded.is_some(),
             degraded_reason: decision.degraded.map(Degraded::name).map(PlainStr),
-            receipt: decided.receipt.as_deref().map(PlainStr),
+            receipt: None,
             trace_id: decision.trace,
-            reservation: Omittable(decided.reservation),
+            reservation: Omittable(None),
             limits: Limits { decision, policy },
         }
     }
 
+    /// Adds the signed receipt of the charges, which is base64 and so needs no escaping.
+    #[must_use]
+    pub fn with_receipt(mut self, receipt: Option<&'a str>) -> Self {
+        self.receipt = receipt.map(PlainStr);
+        self
+    }
+
+    /// Adds the id of a reservation.
+    #[must_use]
+    pub fn with_reservation(mut self, reservation: Option<TraceId>) -> Self {
+        self.reservation = Omittable(reservation);
+        self
+    }
+
     /// Encodes the answer.
-    pub(super) fn to_json(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(TYPICAL_ANSWER);
-        self.write(&mut out);
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Self::TYPICAL_BYTES);
+        self.write_to(&mut out);
         out
+    }
+
+    /// Appends the encoded answer.
+    pub fn write_to(&self, out: &mut Vec<u8>) {
+        self.write(out);
+    }
+
+    /// Returns the most bytes that an answer takes under a policy.
+    #[must_use]
+    pub fn max_bytes(policy: &Policy) -> usize {
+        // As if every limit had the longest name: which rules match is not known before the requests are parsed.
+        let longest = policy.rules().iter().map(|rule| rule.name.len()).max().unwrap_or(0);
+        // Each character of a name may need a backslash.
+        let reading = longest.saturating_mul(2).saturating_add(MAX_READING);
+        policy.rules().len().min(MAX_CHARGES).saturating_mul(reading).saturating_add(MAX_REST)
     }
 }
 
 /// The limits of a decision, written straight from its readings.
 #[derive(Debug)]
-struct Limits<'a> {
+pub(super) struct Limits<'a> {
     decision: &'a Decision,
     policy: &'a Policy,
 }
@@ -141,9 +160,9 @@ impl Json for Limits<'_> {
 }
 
 impl Limits<'_> {
-    fn one(&self, reading: &Reading) -> LimitAnswer<'_> {
+    fn one(&self, reading: &Reading) -> ReadingAnswer<'_> {
         let rule = self.policy.rules().get(reading.rule());
-        LimitAnswer {
+        ReadingAnswer {
             rule: rule.map(|rule| EscapedStr(&rule.name)),
             layer: rule.map(|rule| PlainStr(rule.layer.name())),
             mode: PlainStr(if reading.enforced { "enforce" } else { "observe" }),
@@ -153,19 +172,5 @@ impl Limits<'_> {
             reset_at: reading.reset_at(self.decision.at),
             retry_after: reading.ready_at().map(|ready| ready.since(self.decision.at).secs_ceil()),
         }
-    }
-}
-
-impl JsonSchema for Limits<'_> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Readings".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        <Vec<LimitAnswer<'_>>>::json_schema(generator)
     }
 }

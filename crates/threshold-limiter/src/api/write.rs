@@ -26,7 +26,7 @@ pub(super) struct EscapedStr<'a>(pub(super) &'a str);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Omittable<T>(pub(super) Option<T>);
 
-/// Declares an object as a struct with its JSON Schema, and implements [`Json`] for it.
+/// Declares an object as a struct, with its JSON Schema under the feature `schemas`, and implements [`Json`] for it.
 macro_rules! json_object {
     (
         $(#[$about:meta])*
@@ -34,13 +34,14 @@ macro_rules! json_object {
             $($(#[$field_about:meta])* $key:literal $field:ident: $kind:ty,)+
         }
     ) => {
-        #[derive(Debug, schemars::JsonSchema)]
+        #[derive(Debug)]
+        #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
         $(#[$about])*
         $visible struct $name<$life> {
-            $($(#[$field_about])* #[serde(rename = $key)] $field: $kind,)+
+            $($(#[$field_about])* #[cfg_attr(feature = "schemas", serde(rename = $key))] $field: $kind,)+
         }
 
-        impl $crate::door::http::write::Json for $name<'_> {
+        impl $crate::api::write::Json for $name<'_> {
             fn write(&self, out: &mut Vec<u8>) {
                 // Every field begins with a comma; the first one is then replaced by the opening brace.
                 let start = out.len();
@@ -142,9 +143,9 @@ mod tests {
 
     json_object! {
         struct Two<'a> {
-            #[schemars(with = "Option<String>")]
+            #[cfg_attr(feature = "schemas", schemars(with = "Option<String>"))]
             "a" first: Option<EscapedStr<'a>>,
-            #[schemars(with = "Option<u64>")]
+            #[cfg_attr(feature = "schemas", schemars(with = "Option<u64>"))]
             "bC" second: Omittable<u64>,
         }
     }

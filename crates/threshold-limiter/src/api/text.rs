@@ -16,24 +16,28 @@ pub(super) const MAX_PAIRS: usize = 64;
 
 /// A string of at most [`MAX_TEXT`] characters.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(in crate::door) struct Text<'a>(pub(super) Cow<'a, str>);
+pub struct Text<'a>(pub(super) Cow<'a, str>);
 
 /// A whole number from 0 to [`MAX_WHOLE`].
 #[derive(Debug, Clone, Copy)]
-pub(in crate::door) struct Whole(u64);
+pub struct Whole(u64);
 
 /// An object whose names are the caller's own, each at most once.
 #[derive(Debug)]
-pub(super) struct Pairs<'a, V>(Vec<(Text<'a>, V)>);
+pub struct Pairs<'a, V>(Vec<(Text<'a>, V)>);
 
 impl Text<'_> {
-    pub(in crate::door) fn as_str(&self) -> &str {
+    /// Returns the string.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Whole {
-    pub(in crate::door) fn number(self) -> u64 {
+    /// Returns the number.
+    #[must_use]
+    pub fn number(self) -> u64 {
         self.0
     }
 }
@@ -55,14 +59,16 @@ impl<V> Pairs<'_, V> {
 
 impl Pairs<'_, Whole> {
     /// Returns named costs in the form of [`Facts`](threshold_core::Facts).
-    pub(super) fn costs(pairs: Option<&Self>) -> Vec<(&str, u64)> {
+    #[must_use]
+    pub fn costs(pairs: Option<&Self>) -> Vec<(&str, u64)> {
         pairs.into_iter().flat_map(Self::iter).map(|(name, cost)| (name, cost.0)).collect()
     }
 }
 
 impl Pairs<'_, Text<'_>> {
     /// Returns strings by name in the form of [`Facts`](threshold_core::Facts).
-    pub(super) fn texts(pairs: Option<&Self>) -> Vec<(&str, &str)> {
+    #[must_use]
+    pub fn texts(pairs: Option<&Self>) -> Vec<(&str, &str)> {
         pairs.into_iter().flat_map(Self::iter).map(|(name, text)| (name, text.as_str())).collect()
     }
 }
