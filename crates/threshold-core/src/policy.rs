@@ -17,6 +17,7 @@ mod identity;
 mod lists;
 mod load;
 mod pattern;
+mod place;
 mod reviewer;
 mod rule;
 mod settings;
@@ -53,6 +54,7 @@ pub use lists::{ListEntry, Listed, Lists, Rank};
 pub(crate) use load::rules::Shape;
 pub(crate) use pattern::Kind;
 pub use pattern::Pattern;
+pub use place::{Placed, RecordPlace};
 pub use rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Match, Mismatch, Mode, OnMissing, OnStoreError, Per, Rule,
     StatusSet,
@@ -92,6 +94,8 @@ pub struct Policy {
     /// Whether the lists have entries.
     any_listed: bool,
     login: Option<Arc<Login>>,
+    /// The places of a login's accounts and addresses. They are not in [`Login`], which travels with commands.
+    login_places: Arc<[Option<RecordPlace>; 2]>,
     alerts: Arc<Alerts>,
     memory: Memory,
     /// The body of every answer that refuses a request, unless a rule has its own.
@@ -325,6 +329,14 @@ impl Policy {
     #[must_use]
     pub fn lists(&self) -> &Lists {
         &self.lists
+    }
+
+    /// Returns this policy without trusted proxies, for a host whose platform names the client's address itself: every header is then
+    /// the client's.
+    #[must_use]
+    pub fn without_trusted_proxies(mut self) -> Self {
+        Arc::make_mut(&mut self.identity).address.trusted.clear();
+        self
     }
 
     /// Returns the login protection, if the policy has any.

@@ -131,6 +131,7 @@ fn everything() -> PolicyBuilder {
         .mode(Mode::Observe)
         .consistency(Consistency::Eventual)
         .approximate()
+        .place("KV/messages:{hash}")
         .on_store_error(OnStoreError::Open)
         .disclosure(Disclosure::Minimal)
         .status(503)
@@ -182,6 +183,8 @@ fn everything() -> PolicyBuilder {
                 .lock(3, "1min")
                 .lock(5, Duration::from_secs(300))
                 .ceiling(50)
+                .account_place("AUTH/user:{account}")
+                .ip_place("AUTH/ip:{ip}")
                 .on_store_error(OnStoreError::Local),
         )
         .allow_list(["198.51.100.0/28"])
@@ -249,6 +252,8 @@ account = "5/15min"
 ip = "20/5min"
 locks = { 3 = "1min", 5 = "5min" }
 ceiling = 50
+account_place = "AUTH/user:{account}"
+ip_place = "AUTH/ip:{ip}"
 on_store_error = "local"
 
 [lists]
@@ -291,6 +296,7 @@ ban_shared = true
 mode = "observe"
 consistency = "eventual"
 approximate = true
+place = "KV/messages:{hash}"
 on_store_error = "open"
 disclosure = "minimal"
 status = 503

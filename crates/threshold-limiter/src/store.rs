@@ -21,6 +21,7 @@ pub use threshold_core::command::{
     expire,
 };
 use threshold_core::lockout::{Account, UnknownAttempt};
+pub use threshold_core::policy::Placed;
 use threshold_core::receipt::CommitError;
 pub use threshold_core::{Digest, Outcome, OwnedBill, Plan, Timestamp};
 
@@ -98,6 +99,12 @@ pub trait Store: Send + Sync {
     /// Hints that a plan with this key is about to be settled. A store may fetch what it will need, and must change nothing.
     fn prefetch(&self, key: Digest) {
         let _ = key;
+    }
+
+    /// Learns where the records of a request are, before it is asked for them. A store that places records by their keys needs no
+    /// names, and does not call `places`.
+    fn learn_places<'p>(&self, places: &mut dyn FnMut() -> Vec<Placed<'p>>) {
+        let _ = places;
     }
 
     /// Returns the present time of the store's own clock; `None` if the store uses the times that it is given. A store across a

@@ -142,7 +142,7 @@ impl Policy {
     }
 
     /// Returns the subject of this caller under a rule's ladder; `None` where the caller lacks the identity.
-    pub(super) fn subject<'p>(
+    pub(crate) fn subject<'p>(
         &'p self,
         subject: &'p SubjectRule,
         identities: &mut Identities<'_>,

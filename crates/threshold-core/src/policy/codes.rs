@@ -75,6 +75,8 @@ codes! {
         "names are shown to clients in `RateLimit` fields", "use at most 64 printable ASCII characters";
     Error "bad-limit": "a limit that cannot be parsed",
         "it would limit nothing", "write `N/period`, as in `\"100/min\"`";
+    Error "bad-place": "a `place` that cannot be parsed, or that does not follow from what the rule is counted by",
+        "one budget would be counted in several places", "name records by the parts of `per`, or by `{hash}`";
     Error "bad-time": "a length of time that cannot be parsed",
         "it would be zero or infinite", "write a number and a unit, as in `\"5min\"`";
     Error "bad-rung": "a rung that cannot be parsed",

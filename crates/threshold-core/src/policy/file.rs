@@ -216,6 +216,9 @@ pub(crate) struct RuleFile {
     pub(crate) consistency: Option<Located<ConsistencyName>>,
     /// Accepts that a store without atomic updates only approximates this limit.
     pub(crate) approximate: Option<Located<bool>>,
+    /// Where the rule's records are stored on Cloudflare, as `BINDING/NAME`: a Durable Object, or for `eventual` a key of Workers KV.
+    /// The name may have `{tenant}`, `{user}`, `{ip}`, `{hash}` and `{window}`. Other stores place records by themselves.
+    pub(crate) place: Option<Text>,
     /// How to decide when the store fails. Default: `local`.
     pub(crate) on_store_error: Option<Located<OnStoreErrorName>>,
     /// How much the answer to a denied client reveals. Default: `full`.
@@ -282,6 +285,10 @@ pub(crate) struct LoginFile {
     pub(crate) locks: Option<NamedEntries<Text>>,
     /// The number of consecutive failures after which unknown devices are refused until a reset. Default: 100.
     pub(crate) ceiling: Option<Located<u32>>,
+    /// Where the state of an account is stored on Cloudflare, as `BINDING/NAME` with `{account}` or `{hash}`.
+    pub(crate) account_place: Option<Text>,
+    /// Where the attempts from an address are stored on Cloudflare, as `BINDING/NAME` with `{ip}` or `{hash}`.
+    pub(crate) ip_place: Option<Text>,
     /// How to decide when the store fails. Default: `closed`.
     pub(crate) on_store_error: Option<Located<OnStoreErrorName>>,
 }

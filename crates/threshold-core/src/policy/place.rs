@@ -125,9 +125,7 @@ impl RecordPlace {
             let (fits, name) = match placeholder {
                 Placeholder::Tenant => (scoped || per.contains(&Per::Tenant), "tenant"),
                 Placeholder::User => (per.contains(&Per::User), "user"),
-                Placeholder::Address => {
-                    (per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))), "ip")
-                }
+                Placeholder::Address => (per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))), "ip"),
                 Placeholder::Hash => return None,
                 Placeholder::Account => return Some("{account} is for [login] alone".to_owned()),
                 Placeholder::Window if counts_windows_in_kv => return None,
@@ -325,6 +323,148 @@ impl Policy {
             Some(group) if rule.per.iter().any(is_name) => format!("address:{}", self.key().redact(&group.to_string())),
             // Counted by headers or facts alone: the key is the whole identity.
             _ => anchored("key", key),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const POLICY: &str = "
+        [identity]
+        ipv6_prefix = 64
+        [login]
+        account_place = 'AUTH/auth:user:{account}'
+        ip_place = 'AUTH/auth:ip:{ip}'
+        [[rule]]
+        name = 'tenant'
+        per = ['tenant']
+        limit = '10/min'
+        place = 'TENANTS/tenant:{tenant}'
+        [[rule]]
+        name = 'user'
+        per = ['tenant', 'user']
+        limit = '10/min'
+        place = 'RATE_LIMITER/{tenant}:ratelimit:{user}'
+        ladder = 'graduated'
+        [[rule]]
+        name = 'posts'
+        per = ['user', 'endpoint']
+        limit = '10/min'
+        ladder = 'strict'
+        [[rule]]
+        name = 'messages'
+        per = ['user']
+        limit = '20/h'
+        algorithm = 'fixed-window'
+        consistency = 'eventual'
+        approximate = true
+        place = 'RATE_LIMIT_KV/ratelimit:{user}:{window}'
+        [[rule]]
+        name = 'addresses'
+        per = ['ip']
+        limit = '10/min'
+        place = 'RATE_KV/ip:{hash}'
+        [[rule]]
+        name = 'all'
+        per = []
+        limit = '1000/min'
+    ";
+
+    fn policy() -> Policy {
+        Policy::parse(POLICY, &|_| None).unwrap()
+    }
+
+    /// Returns the binding and name of each record of a request, in the order of the rules.
+    fn names(policy: &Policy, facts: &Facts<'_>) -> Vec<String> {
+        let plan = policy.plan(facts).unwrap();
+        let places = plan.places(facts);
+        places.iter().map(|placed| format!("{}/{}", placed.binding.unwrap_or("-"), placed.name)).collect()
+    }
+
+    #[test]
+    fn names_are_those_of_the_policy() {
+        let policy = policy();
+        let ip = Some([203, 0, 113, 7].into());
+        let facts = Facts { ip, tenant: Some("acme"), user: Some("u1"), path: Some("/"), ..Facts::default() };
+        let found = names(&policy, &facts);
+        for name in [
+            "TENANTS/tenant:acme",
+            "RATE_LIMITER/acme:ratelimit:u1",
+            "RATE_LIMIT_KV/ratelimit:u1:{window}",
+            "-/rule:all",
+        ] {
+            assert!(found.iter().any(|own| own == name), "{name} in {found:?}");
+        }
+        assert!(found.iter().any(|own| own.starts_with("RATE_KV/ip:") && own.len() == "RATE_KV/ip:".len() + 32));
+        // The standing of the ladder lies beside the budgets that strike.
+        assert_eq!(found.iter().filter(|own| *own == "RATE_LIMITER/acme:ratelimit:u1").count(), 2, "{found:?}");
+        // What separates parts is encoded, and an address that replaces a user cannot be claimed by one.
+        let odd = names(&policy, &Facts { tenant: Some("a:b%/"), user: Some("ip:203.0.113.7"), ..facts });
+        assert!(odd.contains(&"RATE_LIMITER/a%3Ab%25%2F:ratelimit:ip%3A203.0.113.7".to_owned()), "{odd:?}");
+        let floored = names(&policy, &Facts { user: None, ..facts });
+        assert!(floored.contains(&"RATE_LIMITER/acme:ratelimit:ip:203.0.113.7".to_owned()), "{floored:?}");
+        let long = "x".repeat(2_000);
+        let long = names(&policy, &Facts { user: Some(&long), ..facts });
+        assert!(long.iter().all(|name| name.len() < 256), "{long:?}");
+    }
+
+    #[test]
+    fn a_place_that_does_not_follow_from_the_key_is_refused() {
+        let check = |rule: &str, message: &str| {
+            let error = Policy::parse(&format!("[[rule]]\nname = 'r'\nlimit = '1/min'\n{rule}"), &|_| None);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        };
+        check("per = ['ip']\nplace = 'X/{user}'", "the rule is not counted by user");
+        check("per = ['user']\nplace = 'X/{tenant}:{user}'", "the rule is not counted by tenant");
+        check("per = ['user']\nplace = 'X/{user}:{window}'", "{window} is for fixed windows");
+        check("per = ['user']\nplace = 'X/{account}'", "{account} is for [login] alone");
+        check("per = ['user']\nplace = '{user}'", "the binding is missing");
+        check("per = ['user']\nplace = '9X/{user}'", "\"9X\" is not the name of a binding");
+        check("per = ['user']\nplace = 'X/{usr}'", "unknown placeholder {usr}");
+        check("per = ['user']\nplace = 'X/{user'", "unknown placeholder {user}");
+        check("per = ['user']\nplace = 'X/'", "a name has 1 to 128 bytes");
+        let fixed = "per = ['user']\nalgorithm = 'fixed-window'\nconsistency = 'eventual'\napproximate = true\n";
+        check(&format!("{fixed}place = 'X/{{user}}'"), "the name of a fixed window has no number");
+        let login = Policy::parse("[login]\nip_place = 'X/{account}'", &|_| None).unwrap_err().to_string();
+        assert!(login.contains("only {ip} and {hash}"), "{login}");
+    }
+
+    proptest! {
+        /// One record is in one place, whatever request asks for it, and every key of a plan has a place. Woken by naming the
+        /// standing of a subject by the first rule that the request has met.
+        #[test]
+        fn a_name_follows_from_the_key(
+            requests in prop::collection::vec((0_u8..3, 0_u8..3, 0_u8..3, 0_u8..2), 1..20),
+        ) {
+            let policy = policy();
+            let mut known: BTreeMap<Digest, (Option<String>, String)> = BTreeMap::new();
+            for (tenant, user, host, path) in requests {
+                let (tenant, user) = (["", "a", "b"][usize::from(tenant)], ["", "a", "b"][usize::from(user)]);
+                let facts = Facts {
+                    ip: Some([10, 0, host, 1].into()),
+                    tenant: Some(tenant),
+                    user: Some(user),
+                    path: Some(["/x", "/y"][usize::from(path)]),
+                    ..Facts::default()
+                };
+                let plan = policy.plan(&facts).unwrap();
+                let places = plan.places(&facts);
+                for placed in &places {
+                    let name = (placed.binding.map(str::to_owned), placed.name.clone());
+                    prop_assert_eq!(known.entry(placed.key).or_insert_with(|| name.clone()), &name);
+                }
+                let charges = plan.charges().iter().map(|charge| charge.key());
+                for key in charges.chain(plan.subjects().iter().map(|subject| subject.key())) {
+                    prop_assert!(places.iter().any(|placed| placed.key == key));
+                }
+            }
         }
     }
 }

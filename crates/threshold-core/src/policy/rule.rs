@@ -8,7 +8,7 @@ use crate::headers::StaticFields;
 use crate::key::{Anchors, DigestKey, Domain, KeyPrefix, Part, Partition};
 use crate::ladder::{RuleTag, StrikeMode};
 use crate::limit::{Algorithm, Limit, Unit};
-use crate::policy::{BodyTemplate, Pattern};
+use crate::policy::{BodyTemplate, Pattern, RecordPlace};
 use crate::time::Span;
 
 /// The layer of a rule. Limits are evaluated, and ties are broken, in this order.
@@ -255,6 +255,8 @@ pub struct Rule {
     pub consistency: Consistency,
     /// Whether an approximation is accepted.
     pub approximate: bool,
+    /// Where its records are stored on Cloudflare, if the policy says so.
+    pub place: Option<RecordPlace>,
     /// How to decide when the store fails.
     pub on_store_error: OnStoreError,
     /// How much the answer to a denied client reveals.

@@ -100,6 +100,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, keys, now) = self.begun(&policy, request)?;
+        self.store.learn_places(&mut || request.places(&policy, &keys));
         let checks = request.penalty_checks(&policy, keys.id);
         let rekeyed = self.rekey_login(&policy, request, &checks).await;
         // Before the attempt is counted: a caller who is banned must not be able to lock an account.

@@ -82,7 +82,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     ) -> Result<(Vec<Explained<'p>>, Decision), PlanError> {
         let facts = traced(facts);
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
-        self.settle_of(&facts, &policy.plan_for(Verb::Peek, &facts)?, &mut outcome, &mut decision).await;
+        let plan = policy.plan_for(Verb::Peek, &facts)?;
+        self.store.learn_places(&mut || plan.places(&facts));
+        self.settle_of(&facts, &plan, &mut outcome, &mut decision).await;
         Ok((policy.explain(&facts), decision))
     }
 
@@ -123,6 +125,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub(crate) fn plan(&self, plan: &mut Plan<'_>, facts: &Facts<'_>) -> Result<(), PlanError> {
         plan.fill_with_prefetch(facts, |key| self.store.prefetch(key))?;
         plan.identify(random_id);
+        self.store.learn_places(&mut || plan.places(facts));
         Ok(())
     }
 

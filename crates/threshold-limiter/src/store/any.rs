@@ -6,7 +6,8 @@ use std::pin::Pin;
 
 use super::memory::MemoryStore;
 use super::{
-    Answer, Command, Digest, Durability, Kind, LateAnswer, Listed, Outcome, Plan, Share, Store, StoreError, Timestamp,
+    Answer, Command, Digest, Durability, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store, StoreError,
+    Timestamp,
 };
 
 /// The store in memory or any other, chosen at run time. If the store is known when the program is compiled, name its type: a
@@ -48,6 +49,14 @@ impl Store for AnyStore {
         match &self.0 {
             Inner::Memory(store) => store.prefetch(key),
             Inner::Other(store) => store.erased_prefetch(key),
+        }
+    }
+
+    #[inline]
+    fn learn_places<'p>(&self, places: &mut dyn FnMut() -> Vec<Placed<'p>>) {
+        match &self.0 {
+            Inner::Memory(store) => store.learn_places(places),
+            Inner::Other(store) => store.erased_learn_places(places),
         }
     }
 
@@ -159,6 +168,8 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 
 trait ErasedStore: Send + Sync {
     fn erased_prefetch(&self, key: Digest);
 
+    fn erased_learn_places<'p>(&self, places: &mut dyn FnMut() -> Vec<Placed<'p>>);
+
     fn erased_now(&self) -> Option<Timestamp>;
 
     fn erased_settle<'a>(&'a self, plan: &'a Plan<'_>, now: Timestamp, outcome: &'a mut Outcome) -> Boxed<'a, ()>;
@@ -187,6 +198,10 @@ trait ErasedStore: Send + Sync {
 impl<S: Store> ErasedStore for S {
     fn erased_prefetch(&self, key: Digest) {
         Store::prefetch(self, key);
+    }
+
+    fn erased_learn_places<'p>(&self, places: &mut dyn FnMut() -> Vec<Placed<'p>>) {
+        Store::learn_places(self, places);
     }
 
     fn erased_now(&self) -> Option<Timestamp> {

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::{
-    Answer, Command, Digest, Durability, ImmediateStore, Kind, LateAnswer, Listed, Outcome, Plan, Share, Store,
+    Answer, Command, Digest, Durability, ImmediateStore, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store,
     StoreError, Timestamp,
 };
 
@@ -12,6 +12,11 @@ impl<S: Store> Store for Arc<S> {
     #[inline]
     fn prefetch(&self, key: Digest) {
         S::prefetch(self, key);
+    }
+
+    #[inline]
+    fn learn_places<'p>(&self, places: &mut dyn FnMut() -> Vec<Placed<'p>>) {
+        S::learn_places(self, places);
     }
 
     #[inline]

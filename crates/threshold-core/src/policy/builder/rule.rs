@@ -151,6 +151,12 @@ impl RuleBuilder {
         self
     }
 
+    /// Sets where the rule's records are stored on Cloudflare, as `BINDING/NAME`; see [`RecordPlace`](crate::policy::RecordPlace).
+    pub fn place(mut self, place: impl Into<String>) -> Self {
+        self.file.place = Some(text(place));
+        self
+    }
+
     /// Sets how to decide when the store fails. Default: [`OnStoreError::Local`].
     pub fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
         self.file.on_store_error = name(on_store_error);

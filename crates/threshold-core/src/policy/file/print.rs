@@ -184,13 +184,15 @@ fn print_ladder(entries: &mut Entries<'_>, file: &mut LadderFile) {
 }
 
 fn print_login(entries: &mut Entries<'_>, file: &mut LoginFile) {
-    let LoginFile { account, ip, locks, ceiling, on_store_error } = file;
+    let LoginFile { account, ip, locks, ceiling, account_place, ip_place, on_store_error } = file;
     entries.value("account", account);
     entries.value("ip", ip);
     if let Some(locks) = locks {
         entries.inline_table("locks", |entries| entries.named(locks));
     }
     entries.value("ceiling", ceiling);
+    entries.value("account_place", account_place);
+    entries.value("ip_place", ip_place);
     entries.value("on_store_error", on_store_error);
 }
 
@@ -253,6 +255,7 @@ fn print_rule(entries: &mut Entries<'_>, file: &mut RuleFile) {
         mode,
         consistency,
         approximate,
+        place,
         on_store_error,
         disclosure,
         status,
@@ -284,6 +287,7 @@ fn print_rule(entries: &mut Entries<'_>, file: &mut RuleFile) {
     entries.value("mode", mode);
     entries.value("consistency", consistency);
     entries.value("approximate", approximate);
+    entries.value("place", place);
     entries.value("on_store_error", on_store_error);
     entries.value("disclosure", disclosure);
     entries.value("status", status);

@@ -14,7 +14,7 @@ use crate::policy::rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Measured, Mode, OnMissing, OnStoreError, Per, Rule,
     StatusSet, SubjectRule,
 };
-use crate::policy::{Identity, IdentitySource, UserScope};
+use crate::policy::{Identity, IdentitySource, RecordPlace, UserScope};
 
 /// The key of a rule before its policy is given a key of its own: [`Policy::with_key`](crate::Policy::with_key) replaces it.
 const UNKEYED: DigestKey = DigestKey::new([0; 16]);
@@ -81,6 +81,7 @@ impl Loader<'_> {
         // After the measure: whether a ladder fits depends on what the limit counts.
         let subject = self.subject(file, &per, layer, &measure, context);
         let status = self.status(file);
+        let place = self.rule_place(file, &per, &measure, context.identity);
         let body = file.body.as_ref().and_then(|text| self.body(text));
         let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
         let flag = |flag: &Option<crate::policy::file::Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
@@ -102,6 +103,7 @@ impl Loader<'_> {
             mode,
             consistency: file.consistency.as_ref().map_or(Consistency::Strong, |name| name.value.into()),
             approximate: flag(&file.approximate),
+            place,
             on_store_error: file.on_store_error.as_ref().map_or(OnStoreError::Local, |name| name.value.into()),
             disclosure: file.disclosure.as_ref().map_or(Disclosure::Full, |name| name.value.into()),
             status,
@@ -121,6 +123,43 @@ impl Loader<'_> {
         // requests.
         rule.static_fields = if file.cost.is_none() { StaticFields::of(&rule) } else { None };
         Some(rule)
+    }
+
+    fn rule_place(
+        &mut self,
+        file: &RuleFile,
+        per: &[Per],
+        measure: &Measure,
+        identity: &Identity,
+    ) -> Option<RecordPlace> {
+        let text = file.place.as_ref()?;
+        let place = self.place(text)?;
+        let eventual =
+            file.consistency.as_ref().is_some_and(|name| Consistency::from(name.value) == Consistency::Eventual);
+        let counts_windows = match measure {
+            Measure::Fixed(measured) => measured.limit.window_on_clock().is_some(),
+            // The shape of a limit by tier has the algorithm, but not the period.
+            Measure::Tier(_) | Measure::Unlimited => false,
+        };
+        if let Some(why) = place.misfit(per, identity.user_scope, eventual && counts_windows) {
+            self.error(
+                "bad-place",
+                text.span.clone(),
+                why,
+                "name records by what the rule is counted by, or by {hash}",
+            );
+            return None;
+        }
+        if eventual && counts_windows && !place.has_window() {
+            let help = "add {window}, or two windows would share one count";
+            self.error("bad-place", text.span.clone(), "the name of a fixed window has no number", help);
+            return None;
+        }
+        Some(place)
+    }
+
+    pub(super) fn place(&mut self, text: &Text) -> Option<RecordPlace> {
+        RecordPlace::parse(&text.value).map_err(|error| self.notation("bad-place", text, &error)).ok()
     }
 
     fn rule_name(&mut self, name: &Text) {
