@@ -17,7 +17,9 @@ use crate::time::{Span, Timestamp};
 
 pub use door::{ClientDoor, Played, play_at_door};
 pub use player::LedgerPlayer;
-pub use wire::{FactsBody, decision_json, error_json, explained_json, latin_1, path_error_json, plan_error_json};
+pub use wire::{
+    FactsBody, FactsRead, decision_json, error_json, explained_json, latin_1, path_error_json, plan_error_json,
+};
 
 /// 2026-01-01T00:00:00Z: when a case begins, unless it says otherwise. A whole number of days and hours.
 const START: u64 = 1_767_225_600;
@@ -140,17 +142,13 @@ impl fmt::Display for Failure {
 /// # Errors
 /// At the first step that answers otherwise than expected.
 pub fn play(case: &Case, fallback: Option<&str>, player: &mut dyn Player) -> Result<(), Failure> {
-    let fail = |step: usize, message: String| Failure { case: case.name.clone(), step, message };
-    let policy = case.policy.as_ref().map(Lines::text).or_else(|| fallback.map(str::to_owned));
-    let policy = policy.ok_or_else(|| fail(0, "the case has no policy".to_owned()))?;
-    player.load(&policy, &case.env, true).map_err(|message| fail(0, message))?;
-    let mut play = Play { player, names: BTreeMap::new(), now: Timestamp::from_secs(case.start) };
-    for (index, step) in case.steps.iter().enumerate() {
-        let number = index.saturating_add(1);
-        if let Some(at) = step.at {
-            play.now = moment(case.start, at).ok_or_else(|| fail(number, format!("{at} is no time")))?;
-        }
-        play.step(step, &case.env).map_err(|message| fail(number, message))?;
+    let mut play = Play::new(case, fallback)?;
+    while let Some(ask) = play.next_ask()? {
+        let answered = match ask {
+            Ask::Load { policy, fresh } => player.load(policy, &case.env, fresh).map(|()| Value::Null),
+            Ask::Call { verb, args, now } => player.call(verb, args, now),
+        };
+        play.answer(answered)?;
     }
     Ok(())
 }
@@ -168,45 +166,143 @@ fn moment(start: u64, seconds: f64) -> Option<Timestamp> {
     })
 }
 
-struct Play<'p> {
-    player: &'p mut dyn Player,
+/// What a case asks of its player next.
+#[derive(Debug, Clone, Copy)]
+pub enum Ask<'p> {
+    /// To load a policy, as [`Player::load`] does. Its answer is any value.
+    Load {
+        /// The text of the policy.
+        policy: &'p str,
+        /// Whether the store is to be empty.
+        fresh: bool,
+    },
+    /// To make a call, as [`Player::call`] does.
+    Call {
+        /// The verb.
+        verb: &'p str,
+        /// The arguments.
+        args: &'p Value,
+        /// The time of the call.
+        now: Timestamp,
+    },
+}
+
+/// A case that is being played: asks for one call after the other, and compares the answers. [`play`] answers them with a
+/// [`Player`]; a host that has to wait for its answers calls [`next_ask`](Self::next_ask) and [`answer`](Self::answer) itself.
+#[derive(Debug)]
+pub struct Play<'c> {
+    case: &'c Case,
     /// What earlier answers handed out, by the name their step gave it.
     names: BTreeMap<String, Value>,
     now: Timestamp,
+    /// The policy to load, until it is loaded.
+    policy: Option<String>,
+    /// Whether the next policy comes with an empty store.
+    fresh: bool,
+    /// The step, from 1; 0 before the first policy is loaded.
+    step: usize,
+    /// The call of the step.
+    call: Option<OneCall<'c>>,
 }
 
-impl Play<'_> {
-    fn step(&mut self, step: &Step, env: &BTreeMap<String, String>) -> Result<(), String> {
+#[derive(Debug)]
+struct OneCall<'c> {
+    verb: &'c str,
+    args: Value,
+    made: u64,
+    admitted: u64,
+}
+
+impl<'c> Play<'c> {
+    /// Begins a case. `fallback` is the policy if the case has none.
+    ///
+    /// # Errors
+    /// Where there is no policy.
+    pub fn new(case: &'c Case, fallback: Option<&str>) -> Result<Self, Failure> {
+        let policy = case.policy.as_ref().map(Lines::text).or_else(|| fallback.map(str::to_owned));
+        let start = Timestamp::from_secs(case.start);
+        let play = Self { case, names: BTreeMap::new(), now: start, policy, fresh: true, step: 0, call: None };
+        if play.policy.is_none() {
+            return Err(play.fail("the case has no policy".to_owned()));
+        }
+        Ok(play)
+    }
+
+    /// Returns what the case asks for next; `None` at its end.
+    ///
+    /// # Errors
+    /// Where the case is written wrongly.
+    pub fn next_ask(&mut self) -> Result<Option<Ask<'_>>, Failure> {
+        while self.policy.is_none() && self.call.is_none() {
+            let Some(step) = self.case.steps.get(self.step) else { return Ok(None) };
+            self.step = self.step.saturating_add(1);
+            self.begin(step).map_err(|message| self.fail(message))?;
+        }
+        let call = self.call.as_ref().map(|call| Ask::Call { verb: call.verb, args: &call.args, now: self.now });
+        Ok(self.policy.as_deref().map(|policy| Ask::Load { policy, fresh: self.fresh }).or(call))
+    }
+
+    /// Compares the answer to what was asked last with what the case expects.
+    ///
+    /// # Errors
+    /// Where they differ, and where the player could not answer.
+    pub fn answer(&mut self, answer: Result<Value, String>) -> Result<(), Failure> {
+        let compared = answer.and_then(|answer| {
+            if self.policy.take().is_some() {
+                self.fresh = false;
+                return Ok(());
+            }
+            self.compare_call(answer)
+        });
+        compared.map_err(|message| self.fail(message))
+    }
+
+    fn fail(&self, message: String) -> Failure {
+        Failure { case: self.case.name.clone(), step: self.step, message }
+    }
+
+    fn begin(&mut self, step: &'c Step) -> Result<(), String> {
+        if let Some(at) = step.at {
+            self.now = moment(self.case.start, at).ok_or_else(|| format!("{at} is no time"))?;
+        }
         let mut calls = step.call.iter();
         let (Some((verb, args)), None) = (calls.next(), calls.next()) else {
             return Err(format!("a step makes one call, and this one makes {}", step.call.len()));
         };
         if verb == "policy" {
             let lines: Lines = serde_json::from_value(args.clone()).map_err(|error| error.to_string())?;
-            return self.player.load(&lines.text(), env, false);
+            self.policy = Some(lines.text());
+        } else if step.times != Some(0) {
+            self.call = Some(OneCall { verb, args: self.resolve(args)?, made: 0, admitted: 0 });
         }
-        let args = self.resolve(args)?;
-        let times = step.times.unwrap_or(1);
-        let mut admitted: u64 = 0;
-        for time in 1..=times {
-            let answer = self.player.call(verb, &args, self.now)?;
-            let allowed = answer.get("allowed").and_then(Value::as_bool) == Some(true);
-            admitted = admitted.saturating_add(u64::from(allowed));
-            if let Some(most) = step.admits
-                // By place and not only by number: a limit that denies the first call and allows the second is wrong
-                // too.
-                && allowed != (time <= most)
-            {
-                return Err(format!("call {time} of {times} was {}", if allowed { "admitted" } else { "denied" }));
-            }
-            if let Some(expect) = &step.expect {
-                compare("", expect, &answer).map_err(|message| format!("{message}\n  answer: {answer}"))?;
-            }
-            // Of several calls the last answer stays, which is the one that later steps continue from.
-            if let Some(name) = &step.name {
-                self.names.insert(name.clone(), answer);
-            }
+        Ok(())
+    }
+
+    /// Compares an answer with what its step expects, and ends the step after the last of its calls.
+    fn compare_call(&mut self, answer: Value) -> Result<(), String> {
+        let step = self.step.checked_sub(1).and_then(|index| self.case.steps.get(index));
+        let (Some(step), Some(call)) = (step, &mut self.call) else { return Err("nothing was asked".to_owned()) };
+        let (times, allowed) = (step.times.unwrap_or(1), answer.get("allowed").and_then(Value::as_bool) == Some(true));
+        call.made = call.made.saturating_add(1);
+        call.admitted = call.admitted.saturating_add(u64::from(allowed));
+        let (made, admitted) = (call.made, call.admitted);
+        if let Some(most) = step.admits
+            // By place and not only by number: a limit that denies the first call and allows the second is wrong too.
+            && allowed != (made <= most)
+        {
+            return Err(format!("call {made} of {times} was {}", if allowed { "admitted" } else { "denied" }));
         }
+        if let Some(expect) = &step.expect {
+            compare("", expect, &answer).map_err(|message| format!("{message}\n  answer: {answer}"))?;
+        }
+        // Of several calls the last answer stays, which is the one that later steps continue from.
+        if let Some(name) = &step.name {
+            self.names.insert(name.clone(), answer);
+        }
+        if made < times {
+            return Ok(());
+        }
+        self.call = None;
         match step.admits {
             Some(most) if admitted != most.min(times) => {
                 Err(format!("{admitted} of {times} were admitted, not {most}"))

@@ -86,9 +86,17 @@ impl FactsBody {
     /// Hands the facts to `then`.
     ///
     /// # Errors
+    /// As for [`read`](Self::read).
+    pub fn with<T>(&self, trace: TraceId, then: impl FnOnce(&Facts<'_>) -> T) -> Result<T, Value> {
+        Ok(then(&self.read()?.facts(trace)))
+    }
+
+    /// Reads the address and the lists of the facts.
+    ///
+    /// # Errors
     /// Where the address or the method is none, and where there are [lines](Self::of_a_client) that nobody has read; with the
     /// field.
-    pub fn with<T>(&self, trace: TraceId, then: impl FnOnce(&Facts<'_>) -> T) -> Result<T, Value> {
+    pub fn read(&self) -> Result<FactsRead<'_>, Value> {
         if self.lines.is_some() {
             return Err(error_json("bad_request", "lines belong to a client's call", "lines"));
         }
@@ -99,36 +107,52 @@ impl FactsBody {
                 return Err(error_json("bad_request", &format!("\"{text}\" is not an address"), "ip"));
             }
         };
-        // An empty text is as good as none, for every fact.
+        // For every fact an empty text counts as none.
         if let Some(method) = self.method.as_deref().filter(|text| !text.is_empty() && !is_method(text)) {
             return Err(error_json("bad_request", &format!("\"{method}\" is not a method"), "method"));
         }
-        let pairs = |map: &'_ BTreeMap<String, String>| -> Vec<(String, String)> {
-            map.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
-        };
-        let (facts, headers) = (pairs(&self.facts), pairs(&self.headers));
-        let facts: Vec<(&str, &str)> = facts.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let costs: Vec<(&str, u64)> = self.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
-        Ok(then(&Facts {
-            ip,
-            host: self.host.as_deref(),
-            method: self.method.as_deref(),
-            path: self.path.as_deref(),
+        let costs = self.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
+        Ok(FactsRead { body: self, ip, facts: pairs(&self.facts), headers: pairs(&self.headers), costs })
+    }
+}
+
+fn pairs(map: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
+    map.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+}
+
+/// The facts of a [`FactsBody`], for callers that await what they do with them.
+#[derive(Debug)]
+pub struct FactsRead<'b> {
+    body: &'b FactsBody,
+    ip: Option<IpAddr>,
+    facts: Vec<(&'b str, &'b str)>,
+    headers: Vec<(&'b str, &'b str)>,
+    costs: Vec<(&'b str, u64)>,
+}
+
+impl FactsRead<'_> {
+    /// Returns the facts, with this trace id.
+    #[must_use]
+    pub fn facts(&self, trace: TraceId) -> Facts<'_> {
+        Facts {
+            ip: self.ip,
+            host: self.body.host.as_deref(),
+            method: self.body.method.as_deref(),
+            path: self.body.path.as_deref(),
             route: None,
-            from_client: self.from_client,
-            tenant: self.tenant.as_deref(),
-            user: self.user.as_deref(),
-            tier: self.tier.as_deref(),
-            category: self.category.as_deref(),
-            endpoint: self.endpoint.as_deref(),
-            facts: &facts,
-            headers: &headers,
-            cost: self.cost,
-            bytes: self.bytes,
-            costs: &costs,
+            from_client: self.body.from_client,
+            tenant: self.body.tenant.as_deref(),
+            user: self.body.user.as_deref(),
+            tier: self.body.tier.as_deref(),
+            category: self.body.category.as_deref(),
+            endpoint: self.body.endpoint.as_deref(),
+            facts: &self.facts,
+            headers: &self.headers,
+            cost: self.body.cost,
+            bytes: self.body.bytes,
+            costs: &self.costs,
             trace,
-        }))
+        }
     }
 }
 
