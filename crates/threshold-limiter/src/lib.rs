@@ -22,10 +22,11 @@
 //!
 //! # Features
 //!
-//! None is enabled by default. A [`KeyLimiter`], and a policy from [`Policy::builder`], need none.
+//! Only `memory` is enabled by default. A [`KeyLimiter`], and a policy from [`Policy::builder`], need no other.
 //!
 //! | feature | enables |
 //! |---|---|
+//! | `memory` | the store in memory, [`KeyLimiter`] and the system's clock. Without it the crate builds for `wasm32-unknown-unknown`: the host brings a [`Store`] and a [`Clock`] to [`LimiterBuilder::new`] |
 //! | `toml` | policies from TOML files: [`Policy::from_file`], [`Policy::from_env`], [`Policy::parse`] |
 //! | `login` | login protection (`[login]` of a policy), with Unicode tables for account names |
 //! | `tower` | a layer and a service for axum, hyper, tonic and other users of tower |
@@ -34,6 +35,8 @@
 //! | `sqlite` | a journal in an SQLite file: bans, strikes and locks outlive the process |
 //! | `api` | the JSON of the HTTP API, for hosts that serve it: bodies of calls, decisions, errors |
 //! | `schemas` | `api`, and the JSON Schemas of these types |
+//! | `redis` | a store in Redis or Valkey, which several nodes share |
+//! | `partitions` | commands on a store of partitions, for stores such as `redis` |
 //! | `jwt` | users, tenants and tiers from the claims of bearer tokens |
 
 #[cfg(feature = "api")]
@@ -44,9 +47,11 @@ pub mod clock;
 pub mod journal;
 #[cfg(feature = "jwt")]
 pub mod jwt;
+#[cfg(feature = "memory")]
 pub mod keyed;
 pub mod limiter;
 pub mod observer;
+#[cfg(feature = "memory")]
 mod prefetch;
 pub mod store;
 mod sync;
@@ -54,7 +59,10 @@ mod sync;
 pub mod tower;
 
 pub use bans::BanList;
-pub use clock::{Clock, ManualClock, SystemClock};
+#[cfg(feature = "memory")]
+pub use clock::SystemClock;
+pub use clock::{Clock, ManualClock};
+#[cfg(feature = "memory")]
 pub use keyed::{KeyDecision, KeyLimiter, KeyLimiterBuilder};
 pub use limiter::{LimitDecision, Limiter, LimiterBuilder, LoginError, Reserved};
 pub use observer::{Observer, Refused, TokenRefused};

@@ -21,7 +21,9 @@ mod under;
 #[cfg(feature = "wait")]
 pub(crate) mod wait;
 
-use std::sync::{Arc, OnceLock, PoisonError};
+#[cfg(feature = "memory")]
+use std::sync::OnceLock;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::{ArcSwap, Guard};
@@ -34,16 +36,21 @@ use threshold_core::{
 };
 
 use crate::bans::BanList;
-use crate::clock::{Clock, SystemClock};
+use crate::clock::Clock;
+#[cfg(feature = "memory")]
+use crate::clock::SystemClock;
 use crate::observer::Observer;
 #[cfg(feature = "tower")]
 use crate::observer::Refused;
 use crate::random_id;
+#[cfg(feature = "memory")]
 use crate::store::memory::MemoryStore;
 use crate::store::{EndError, ImmediateStore, Store, StoreError, at_once};
 use crate::sync::Mutex;
 
-pub use builder::{InMemory, LimiterBuilder};
+#[cfg(feature = "memory")]
+pub use builder::InMemory;
+pub use builder::LimiterBuilder;
 pub use control::UnfitSetting;
 #[cfg(feature = "sqlite")]
 pub use journaled::Journaled;
@@ -53,7 +60,12 @@ pub use login::LoginError;
 pub use wait::{MAX_WAITERS, Waited};
 
 /// Decides for every request whether it is allowed.
-pub struct Limiter<S = MemoryStore, C = SystemClock> {
+pub struct Limiter<
+    #[cfg(feature = "memory")] S = MemoryStore,
+    #[cfg(not(feature = "memory"))] S,
+    #[cfg(feature = "memory")] C = SystemClock,
+    #[cfg(not(feature = "memory"))] C,
+> {
     policy: ArcSwap<Policy>,
     /// The generation of the policy in force. The lock orders swaps: it is held from drawing a number until that policy is
     /// stored.
@@ -70,6 +82,7 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     /// It is taken before `generation`, never after.
     followed: Mutex<control::Followed>,
     /// The store that decides while `store` fails, for rules with `on_store_error = "local"`.
+    #[cfg(feature = "memory")]
     stand_in: OnceLock<MemoryStore>,
     /// For stores that do not answer at once: denials that are repeated, penalties that were seen, and what the store does not
     /// know of this node.
@@ -89,6 +102,7 @@ pub struct Reserved {
     pub reservation: Option<TraceId>,
 }
 
+#[cfg(feature = "memory")]
 impl Limiter {
     /// Creates a limiter in memory, sized by the policy's `[memory]`, on the system's clock. [`builder`](Self::builder) sets
     /// everything else.

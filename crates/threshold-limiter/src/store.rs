@@ -1,9 +1,12 @@
 //! The store trait. A store loads records, lets core settle a plan or execute a command, and saves them. It knows no rules.
 
+#[cfg(feature = "memory")]
 mod any;
 mod change_sink;
+#[cfg(feature = "memory")]
 pub mod memory;
-#[cfg(feature = "redis")]
+#[cfg(feature = "partitions")]
+#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only the store in Redis uses it so far"))]
 mod partitioned;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -25,6 +28,7 @@ pub use threshold_core::policy::Placed;
 use threshold_core::receipt::CommitError;
 pub use threshold_core::{Digest, Outcome, OwnedBill, Plan, Timestamp};
 
+#[cfg(feature = "memory")]
 pub use any::AnyStore;
 pub use change_sink::{ChangeSink, Durability};
 

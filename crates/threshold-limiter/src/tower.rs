@@ -52,9 +52,10 @@
 //! - **Rules with `count`** are charged when the request comes, and refunded if the response is not one that they count.
 //!   Without a response the charge stays: a client cannot avoid it by leaving early.
 //! - **Shadow bans** delay requests here, at most [`ThresholdLayer::max_delayed`] at once.
+//!
+//! Timers and tasks are those of tokio. A host without it gives its own to [`ThresholdLayer::with_runtime`].
 
 mod answer;
-mod background;
 mod body;
 mod future;
 mod gate;
@@ -63,11 +64,15 @@ mod pending_charges;
 mod pool;
 mod refused_request;
 mod request_facts;
+mod runtime;
 mod service;
 
 pub use body::{RequestBody, ResponseBody};
 pub use future::ResponseFuture;
-pub use layer::{LayerError, NoTokenVerifier, ThresholdLayer};
+#[cfg(feature = "memory")]
+pub use layer::LayerError;
+pub use layer::{NoTokenVerifier, ThresholdLayer};
 pub use refused_request::RefusedRequest;
 pub use request_facts::{Identified, PeerAddr};
+pub use runtime::{Runtime, Task};
 pub use service::ThresholdService;

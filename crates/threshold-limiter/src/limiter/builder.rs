@@ -1,19 +1,24 @@
 //! Builds a limiter from a policy, a store, a clock, secrets and observers.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+#[cfg(feature = "memory")]
+use std::sync::OnceLock;
 
 use arc_swap::ArcSwap;
 use threshold_core::{DigestKey, Policy, Secret, Secrets};
 
 use super::{Limiter, rotation};
 use crate::bans::BanList;
-use crate::clock::{Clock, SystemClock};
+use crate::clock::Clock;
+#[cfg(feature = "memory")]
+use crate::clock::SystemClock;
 use crate::observer::Observer;
 use crate::store::Store;
+#[cfg(feature = "memory")]
 use crate::store::memory::MemoryStore;
 use crate::sync::Mutex;
 
-/// The parts of a [`Limiter`]; made by [`Limiter::builder`].
+/// The parts of a [`Limiter`]; made by `Limiter::builder` with the feature `memory`, and by [`new`](Self::new).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -27,7 +32,12 @@ use crate::sync::Mutex;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "call `build` to get a limiter"]
-pub struct LimiterBuilder<S = InMemory, C = SystemClock> {
+pub struct LimiterBuilder<
+    #[cfg(feature = "memory")] S = InMemory,
+    #[cfg(not(feature = "memory"))] S,
+    #[cfg(feature = "memory")] C = SystemClock,
+    #[cfg(not(feature = "memory"))] C,
+> {
     pub(super) policy: Policy,
     store: S,
     pub(super) clock: C,
@@ -40,17 +50,33 @@ pub struct LimiterBuilder<S = InMemory, C = SystemClock> {
 }
 
 /// Stands for a [`MemoryStore`] that is sized by the policy's `[memory]`, until the limiter is built.
+#[cfg(feature = "memory")]
 #[derive(Debug, Clone, Copy)]
 pub struct InMemory;
 
+#[cfg(feature = "memory")]
 impl Limiter {
     /// Begins a limiter with this policy. Unless told otherwise it is in memory and on the system's clock, and its secrets
     /// are random and last as long as the limiter.
     pub fn builder(policy: Policy) -> LimiterBuilder {
-        LimiterBuilder {
+        LimiterBuilder::begin(policy, InMemory, SystemClock::new())
+    }
+}
+
+impl<S: Store, C: Clock> LimiterBuilder<S, C> {
+    /// Begins a limiter on a store and a clock of the host. Unless told otherwise, its secrets are random and last as long as
+    /// the limiter.
+    pub fn new(policy: Policy, store: S, clock: C) -> Self {
+        Self::begin(policy, store, clock)
+    }
+}
+
+impl<S, C> LimiterBuilder<S, C> {
+    fn begin(policy: Policy, store: S, clock: C) -> Self {
+        Self {
             policy,
-            store: InMemory,
-            clock: SystemClock::new(),
+            store,
+            clock,
             secrets: None,
             digest_key: None,
             bans: Arc::default(),
@@ -59,9 +85,7 @@ impl Limiter {
             waiters: super::wait::Waiters::default(),
         }
     }
-}
 
-impl<S, C> LimiterBuilder<S, C> {
     /// Keeps balances in this store.
     ///
     /// Records in a store that outlives the process are found again only with the same [`secrets`](Self::secrets).
@@ -132,6 +156,7 @@ impl<S, C> LimiterBuilder<S, C> {
     }
 }
 
+#[cfg(feature = "memory")]
 impl<C: Clock> LimiterBuilder<InMemory, C> {
     /// Builds the limiter in memory, sized by the policy's `[memory]`.
     #[must_use]
@@ -162,6 +187,7 @@ impl<S: Store, C: Clock> LimiterBuilder<S, C> {
             clock,
             observers,
             followed: Mutex::default(),
+            #[cfg(feature = "memory")]
             stand_in: OnceLock::new(),
             denials: Default::default(),
             penalties: Default::default(),

@@ -2,18 +2,28 @@
 //!
 //! `StoreError::Full` is an answer, and a denial in every mode: the store holds only what it must not evict, and the policy
 //! forbids shared budgets.
+//!
+//! Without the feature `memory` there is no stand-in for the store, so `on_store_error = "local"` decides as on a node without a
+//! share: it denies.
 
+#[cfg(feature = "memory")]
 use threshold_core::command::{Answer, Command};
+#[cfg(feature = "memory")]
 use threshold_core::limit::SlidingLog;
 use threshold_core::lockout::{Attempt, AttemptKeys, AttemptOutcome, Login, ResultOutcome};
 use threshold_core::plan::Verb;
 use threshold_core::policy::{OnStoreError, Policy};
-use threshold_core::{Balance, Decision, Limit, Outcome, Plan, Timestamp, TraceId};
+use threshold_core::{Balance, Decision, Plan, Timestamp, TraceId};
+#[cfg(feature = "memory")]
+use threshold_core::{Limit, Outcome};
 
 use super::Limiter;
 use crate::clock::Clock;
+#[cfg(feature = "memory")]
 use crate::store::memory::MemoryStore;
-use crate::store::{Share, Store, StoreError, at_once};
+#[cfg(feature = "memory")]
+use crate::store::{Share, at_once};
+use crate::store::{Store, StoreError};
 
 impl<S: Store, C: Clock> Limiter<S, C> {
     /// Decides without the store. The decision has no strikes and no receipt: the store does not know what the stand-in has
@@ -44,6 +54,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         match (error, plan.on_store_error()) {
             (StoreError::Full, _) | (_, OnStoreError::Closed) => otherwise(),
             (_, OnStoreError::Open) => plan.decide_blind(true, reason, now),
+            #[cfg(not(feature = "memory"))]
+            (_, OnStoreError::Local) => otherwise(),
+            #[cfg(feature = "memory")]
             (_, OnStoreError::Local) => {
                 // A node that the others have not counted has no share: theirs may already add up to the limit.
                 let Some(Share { nodes, place }) = self.store.share() else { return otherwise() };
@@ -68,6 +81,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     #[cold]
     pub(super) fn attempt_without_store(
         &self,
+        #[cfg_attr(not(feature = "memory"), expect(unused_variables, reason = "it sizes the stand-in"))]
         policy: &Policy,
         login: &Login,
         tried: &AttemptKeys,
@@ -81,6 +95,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 let uncounted = AttemptKeys { account: None, address: None, device: None, ..*tried };
                 Ok(login.attempt(&uncounted, None, &mut Balance::default(), now))
             }
+            #[cfg(not(feature = "memory"))]
+            (_, OnStoreError::Local) => Err(error),
+            #[cfg(feature = "memory")]
             (_, OnStoreError::Local) => {
                 let login = self.store.share().and_then(|share| login_share(login, share)).ok_or(error)?;
                 let command = Command::BeginLogin { login, keys: *tried };
@@ -93,6 +110,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// Ends an attempt that the stand-in has decided; returns `None` for every other attempt.
+    #[cfg(feature = "memory")]
     pub(super) fn result_without_store(
         &self,
         login: &Login,
@@ -111,14 +129,30 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
+    /// Returns `None`: without a stand-in no attempt was decided by one.
+    #[cfg(not(feature = "memory"))]
+    #[expect(clippy::unused_self, reason = "the signature is that of a limiter with a stand-in")]
+    pub(super) fn result_without_store(
+        &self,
+        _: &Login,
+        _: &Attempt,
+        _: bool,
+        _: TraceId,
+        _: Timestamp,
+    ) -> Option<ResultOutcome> {
+        None
+    }
+
     /// Returns the stand-in for the store, created at the first failure. Its table is sized by the policy's `[memory]`;
     /// memory that no key has used is not taken from the system.
+    #[cfg(feature = "memory")]
     fn stand_in(&self, policy: &Policy) -> &MemoryStore {
         self.stand_in.get_or_init(|| MemoryStore::new(policy.memory()))
     }
 }
 
 /// Returns the login with this node's share of its budgets; `None` if nothing is left of one.
+#[cfg(feature = "memory")]
 fn login_share(login: &Login, Share { nodes, place }: Share) -> Option<Login> {
     let share = |budget: SlidingLog| Limit::from(budget).share(place, nodes).as_sliding_log();
     Some(Login { account: share(login.account)?, ip: share(login.ip)?, ..login.clone() })

@@ -9,9 +9,9 @@ use bytes::{Buf as _, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::background::Background;
 use super::pending_charges::{AnyLimiter, PendingCharges, without_waiting};
 use super::request_facts::RequestFacts;
+use super::runtime::Background;
 
 pin_project! {
     /// The body of a request. If a limit counts bytes and the length is not known, it counts the bytes that stream, and

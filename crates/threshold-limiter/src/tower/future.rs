@@ -11,7 +11,6 @@ use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tokio::time::Sleep;
 use tower_service::Service;
 
 use super::answer::add_fields;
@@ -19,6 +18,7 @@ use super::body::{RequestBody, ResponseBody};
 use super::gate::{Admission, Allowed, Delayed, Strike};
 use super::layer::Door;
 use super::pending_charges::Boxed;
+use super::runtime::Task;
 
 pin_project! {
     /// The response of a [`ThresholdService`](super::ThresholdService). If it is dropped early, the concurrency that the request
@@ -44,7 +44,7 @@ pin_project! {
         /// The request is refused; the response may wait for a strike to be on disk.
         Refused { response: Option<Response<Bytes>>, strike: Strike },
         /// The request is delayed.
-        Waiting { #[pin] sleep: Sleep, entering: Option<Entering<S, B>> },
+        Waiting { sleep: Task, entering: Option<Entering<S, B>> },
         /// The request waits for the service to be ready.
         Entering { entering: Option<Entering<S, B>> },
         /// The delay is over, and the charges are moved to the present.
@@ -127,7 +127,7 @@ where
                     return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
                 }
                 StageProjected::Waiting { sleep, entering } => {
-                    ready!(sleep.poll(cx));
+                    ready!(sleep.as_mut().poll(cx));
                     let mut entering = entering.take().expect(ONCE);
                     // Permits bound the requests that sleep. One that waits for the service must not keep others from
                     // being delayed.
@@ -170,7 +170,7 @@ where
     S: Service<Request<RequestBody<B>>>,
 {
     fn waiting(service: S, request: Request<RequestBody<B>>, delayed: Box<Delayed>) -> Self {
-        let sleep = tokio::time::sleep(delayed.delay);
+        let sleep = delayed.sleep();
         let entering = Entering { service, request, admitted: Admitted::Delayed(delayed) };
         Self::Waiting { sleep, entering: Some(entering) }
     }

@@ -1,7 +1,6 @@
 //! The decision on one request: it is allowed, delayed, or refused.
 
 use std::net::IpAddr;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use super::layer::Door;
 use super::pending_charges::{Admitted, Answers, Boxed, PendingCharges, Undecided};
 use super::pool::Permit;
 use super::request_facts::{Lines, Peer, PolicyView, RequestFacts, address};
+use super::runtime::{Background, Task};
 use crate::random_id;
 use crate::store::Durability;
 
@@ -75,7 +75,8 @@ pub(super) struct Allowed {
 /// A request of a shadow-banned caller, which is delayed.
 #[derive(Debug)]
 pub(super) struct Delayed {
-    pub(super) delay: Duration,
+    delay: Duration,
+    background: Background,
     permit: Option<Permit>,
     pending: Option<Box<PendingCharges>>,
     strike: Strike,
@@ -155,7 +156,7 @@ fn deciding(
     };
     match background.start(deciding) {
         // A panic in the decision reaches the caller, as it would without a task.
-        Ok(task) => Box::pin(async move { task.await.unwrap_or_else(|stopped| resume_unwind(stopped.into_panic())) }),
+        Ok(task) => Box::pin(task.join()),
         // Too many tasks, or no runtime. Decided by the request itself, its charges may stay if the client leaves
         // meanwhile.
         Err(deciding) => Box::pin(deciding),
@@ -221,6 +222,7 @@ fn decided(
     Admission::Delayed(
         Box::new(Delayed {
             delay: decision.delay(),
+            background: background.clone(),
             permit: Some(permit),
             pending,
             strike,
@@ -260,6 +262,11 @@ impl Allowed {
 }
 
 impl Delayed {
+    /// Returns a future that resolves when the delay is over.
+    pub(super) fn sleep(&self) -> Task {
+        self.background.sleep(self.delay)
+    }
+
     /// Returns the permit when the delay is over.
     pub(super) fn release_permit(&mut self) {
         self.permit = None;

@@ -9,16 +9,18 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
-use threshold_core::policy::{Claims, LimitText, Per, Policy, PolicyError, Rule, RuleBuilder};
+use threshold_core::policy::{Claims, Policy};
+#[cfg(feature = "memory")]
+use threshold_core::policy::{LimitText, Per, PolicyError, Rule, RuleBuilder};
 use tower_layer::Layer;
 
 use super::answer::NO_ADDRESS;
-use super::background::Background;
 use super::gate::{Refused, Strike};
 use super::pending_charges::{Answers, AnyLimiter};
 use super::pool::Pool;
 use super::refused_request::{self, RefusedRequest, Respond};
 use super::request_facts::{Identified, Lines, Peer, PeerAddr, PolicyView};
+use super::runtime::{Background, Runtime};
 use super::service::ThresholdService;
 use crate::clock::Clock;
 use crate::limiter::Limiter;
@@ -45,7 +47,28 @@ impl ThresholdLayer {
     /// # Errors
     /// Returns an error if the policy has an `[identity.jwt]` and no token verifier is attached. (While a policy without a
     /// verifier is in force later, every request is answered with 503.)
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn new<S, C>(limiter: Arc<Limiter<S, C>>) -> Result<Self, NoTokenVerifier>
+    where
+        S: Store + 'static,
+        C: Clock + 'static,
+    {
+        Self::verified(limiter, Background::tokio())
+    }
+
+    /// Creates a layer as [`new`](Self::new) does, on a runtime that is not tokio's.
+    ///
+    /// # Errors
+    /// As for `new`.
+    pub fn with_runtime<S, C>(limiter: Arc<Limiter<S, C>>, runtime: Arc<dyn Runtime>) -> Result<Self, NoTokenVerifier>
+    where
+        S: Store + 'static,
+        C: Clock + 'static,
+    {
+        Self::verified(limiter, Background::on(runtime))
+    }
+
+    fn verified<S, C>(limiter: Arc<Limiter<S, C>>, background: Background) -> Result<Self, NoTokenVerifier>
     where
         S: Store + 'static,
         C: Clock + 'static,
@@ -54,7 +77,7 @@ impl ThresholdLayer {
         if view.policy.lacks_token_verifier() {
             return Err(NoTokenVerifier);
         }
-        Ok(Self::with_view(limiter, view))
+        Ok(Self::with_view(limiter, view, background))
     }
 
     /// Creates a layer that limits each client address, without a policy of your own. `limit` is text as in a policy
@@ -65,6 +88,7 @@ impl ThresholdLayer {
     ///
     /// # Errors
     /// Returns an error if the text is not a limit, or is 0, which a policy reads as unlimited.
+    #[cfg(all(feature = "memory", not(target_arch = "wasm32")))]
     pub fn per_ip(limit: impl Into<LimitText>) -> Result<Self, LayerError> {
         Self::of_rule(Rule::builder("per-ip").per([Per::Ip]).limit(limit))
     }
@@ -88,6 +112,7 @@ impl ThresholdLayer {
     ///
     /// # Errors
     /// As for [`per_ip`](Self::per_ip).
+    #[cfg(all(feature = "memory", not(target_arch = "wasm32")))]
     pub fn per_key(
         limit: impl Into<LimitText>,
         key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
@@ -98,6 +123,7 @@ impl ThresholdLayer {
         Ok(layer)
     }
 
+    #[cfg(all(feature = "memory", not(target_arch = "wasm32")))]
     fn of_rule(rule: RuleBuilder) -> Result<Self, LayerError> {
         let builder = Policy::builder().rule(rule);
         // In a file 0 may come from a variable, whose value cannot be a word. In code it is a mistake, either way.
@@ -106,10 +132,10 @@ impl ThresholdLayer {
         }
         let limiter = Arc::new(Limiter::new(builder.build()?));
         let view = PolicyView::new(limiter.policy());
-        Ok(Self::with_view(limiter, view))
+        Ok(Self::with_view(limiter, view, Background::tokio()))
     }
 
-    fn with_view<S, C>(limiter: Arc<Limiter<S, C>>, view: PolicyView) -> Self
+    fn with_view<S, C>(limiter: Arc<Limiter<S, C>>, view: PolicyView, background: Background) -> Self
     where
         S: Store + 'static,
         C: Clock + 'static,
@@ -125,7 +151,7 @@ impl ThresholdLayer {
             skip: None,
             respond: None,
             pool: Pool::new(MAX_DELAYED),
-            background: Background::new(),
+            background,
             answers: Answers::Seen,
         };
         Self { door: Arc::new(door) }
@@ -201,6 +227,14 @@ impl ThresholdLayer {
         self
     }
 
+    /// Replaces the runtime. A host whose tasks belong to one event, such as a Cloudflare Worker, does this for each request on a
+    /// clone of the layer.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
+        Arc::make_mut(&mut self.door).background.set_runtime(runtime);
+        self
+    }
+
     /// Delays at most this many requests of shadow-banned callers at once; 1,000 by default. Further ones get a denial that
     /// looks like any other.
     #[must_use]
@@ -238,6 +272,7 @@ pub(super) const NO_VERIFIER: &str = "the policy has [identity.jwt], and nothing
 pub struct NoTokenVerifier;
 
 /// The reason why a layer cannot be made of a limit.
+#[cfg(feature = "memory")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {

@@ -16,8 +16,8 @@ use crate::limiter::Limiter;
 use crate::observer::Refused;
 use crate::store::{Durability, Store, at_once};
 
-use super::background::Background;
 use super::request_facts::RequestFacts;
+use super::runtime::Background;
 
 /// A limiter of any store and clock, as the layer needs it.
 pub(super) trait AnyLimiter: Send + Sync {
