@@ -1,0 +1,38 @@
+//! Timers and tasks of one event.
+
+use std::fmt;
+use std::time::Duration;
+
+use threshold_limiter::tower::{Runtime, Task};
+use worker::send::{SendFuture, SendWrapper};
+use worker::{Context, Delay};
+
+/// The runtime of one event, for [`ThresholdLayer::runtime`](threshold_limiter::tower::ThresholdLayer::runtime).
+///
+/// Its tasks run to their end after the response, at most as long as Cloudflare lets an event go on (30 s).
+pub struct EventRuntime(SendWrapper<Context>);
+
+impl EventRuntime {
+    /// Creates the runtime of the event that this context belongs to.
+    #[must_use]
+    pub fn new(context: Context) -> Self {
+        Self(SendWrapper::new(context))
+    }
+}
+
+impl Runtime for EventRuntime {
+    fn sleep(&self, delay: Duration) -> Task {
+        Box::pin(SendFuture::new(Delay::from(delay)))
+    }
+
+    fn spawn(&self, task: Task) {
+        // Without `waitUntil` a task ends with the response, or with a client that leaves.
+        self.0.wait_until(task);
+    }
+}
+
+impl fmt::Debug for EventRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EventRuntime")
+    }
+}

@@ -1,0 +1,67 @@
+// The entry of the Worker: hands events to Rust, and starts the wasm again after a panic.
+
+import { DurableObject, WorkerEntrypoint } from "cloudflare:workers";
+import * as rust from "./bindings.js";
+
+const state = rust.__worker_init_state();
+
+function noteTrap(error) {
+  if (error instanceof WebAssembly.RuntimeError) {
+    console.error("panic", error);
+    state.criticalError = true;
+  }
+}
+
+// A panic in a task that no event waits for.
+addEventListener("error", (event) => noteTrap(event.error));
+
+// The memory of an instance that has panicked may be half changed, so no later event may see it.
+function restartAfterPanic() {
+  if (state.criticalError) {
+    rust.__wbg_reset_state();
+    state.criticalError = false;
+    state.instanceId += 1;
+  }
+}
+
+async function guarded(run) {
+  restartAfterPanic();
+  try {
+    return await run();
+  } catch (error) {
+    noteTrap(error);
+    throw error;
+  }
+}
+
+export default class Entrypoint extends WorkerEntrypoint {
+  fetch(request) {
+    return guarded(() => rust.fetch(request, this.env, this.ctx));
+  }
+}
+
+// An object of Rust belongs to one instance of the wasm. After a restart it is made again from the same state: rows survive, fields
+// in memory do not.
+function durableObject(name) {
+  return class extends DurableObject {
+    #object;
+    #instance;
+
+    #current() {
+      if (this.#object === undefined || this.#instance !== state.instanceId) {
+        this.#object = new rust[name](this.ctx, this.env);
+        this.#instance = state.instanceId;
+      }
+      return this.#object;
+    }
+
+    fetch(request) {
+      return guarded(() => this.#current().fetch(request));
+    }
+
+    alarm(info) {
+      return guarded(() => this.#current().alarm(info));
+    }
+  };
+}
+
