@@ -73,11 +73,25 @@ pub enum RedisOpenError {
     #[error("cannot connect: {0}")]
     Connect(String),
     /// The server is too old.
-    #[error("Redis {0} is too old: 7 or newer is needed")]
-    Version(String),
+    #[error("{server} has Redis {version}, which is too old: 7 or newer is needed")]
+    Version {
+        /// The address of the server.
+        server: String,
+        /// Its version.
+        version: String,
+    },
     /// The server is a replica, which cannot be written to.
-    #[error("the server is a replica: give the address of the primary")]
-    Replica,
+    #[error("{server} is a replica: give the address of the primary")]
+    Replica {
+        /// The address of the server.
+        server: String,
+    },
+    /// The server is a node of a Cluster, and the URL names one server.
+    #[error("{server} is a node of a Cluster: write redis+cluster://{server}")]
+    ClusterNode {
+        /// The address of the server.
+        server: String,
+    },
     /// The server's records were written with another secret. Their digests mean nothing under this one.
     #[error(
         "the store was written with the secret {stored}, and this node has {own}: set the same THRESHOLD_SECRET on every node, \

@@ -107,7 +107,7 @@ async fn a_replica_is_refused_and_a_full_server_says_so() {
     let primary = TcpServer::start(&[]);
     let replica = TcpServer::start(&["--replicaof", "127.0.0.1", &primary.port.to_string()]);
     let refused = RedisStore::open(options(&replica, "")).await.unwrap_err();
-    assert!(matches!(refused, RedisOpenError::Replica), "{refused}");
+    assert!(matches!(refused, RedisOpenError::Replica { .. }), "{refused}");
 
     let store = RedisStore::open(options(&primary, "")).await.unwrap();
     assert_eq!(primary.cli(&["CONFIG", "SET", "maxmemory", "1"]), "OK\n");

@@ -17,6 +17,7 @@ mod faults;
 mod imports;
 mod law;
 mod lost;
+mod messages;
 #[path = "../stores/player.rs"]
 mod player;
 mod process;

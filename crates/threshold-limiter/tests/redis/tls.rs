@@ -6,9 +6,9 @@ use threshold_limiter::store::redis::{RedisOpenError, RedisOptions, RedisStore};
 
 use crate::tcp::{Folder, TcpServer};
 
-type Authority = CertifiedIssuer<'static, KeyPair>;
+pub(crate) type Authority = CertifiedIssuer<'static, KeyPair>;
 
-fn authority(name: &str) -> Authority {
+pub(crate) fn authority(name: &str) -> Authority {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -16,7 +16,7 @@ fn authority(name: &str) -> Authority {
 }
 
 /// Makes a certificate for a host name or an address, and its key, in PEM.
-fn certificate(authority: &Authority, name: &str) -> (String, String) {
+pub(crate) fn certificate(authority: &Authority, name: &str) -> (String, String) {
     let mut params = CertificateParams::new([name.to_owned()]).unwrap();
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     let key = KeyPair::generate().unwrap();
@@ -24,7 +24,7 @@ fn certificate(authority: &Authority, name: &str) -> (String, String) {
 }
 
 /// Starts a server whose certificate names this host.
-fn server(authority: &Authority, name: &str, arguments: &[&str]) -> (TcpServer, Folder) {
+pub(crate) fn server(authority: &Authority, name: &str, arguments: &[&str]) -> (TcpServer, Folder) {
     let (folder, (cert, key)) = (Folder::new(), certificate(authority, name));
     let files = [
         ("--tls-cert-file", folder.write("cert.pem", &cert)),

@@ -3,7 +3,7 @@
 //! The slot map is this store's own, because its retries must be: a command is sent again only if a server has said that it was not
 //! executed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +24,10 @@ const MAX_REDIRECTS: usize = 8;
 const REFUSED: Duration = Duration::from_millis(5);
 /// The pause between two looks at the slots while a primary is away. A failover takes a second or more.
 const REFRESH: Duration = Duration::from_millis(100);
+
+/// How long a server that only a redirect has named is kept. A slot takes seconds to move, and a move that is given up leaves no other
+/// trace: without this the connection to such a server would stay open.
+const ASKED_KEPT: Duration = Duration::from_secs(60);
 
 /// Makes the connector of a server.
 pub(super) type Connectors = Box<dyn Fn(&Address) -> Connector + Send + Sync>;
@@ -51,6 +55,19 @@ struct Topology {
     /// The primary of each slot.
     slots: Box<[Option<Arc<Server>>]>,
     servers: HashMap<Address, Arc<Server>>,
+    /// The servers that only a redirect has named, and that are dropped in a while.
+    asked: HashSet<Address>,
+}
+
+impl Topology {
+    /// Drops the servers that are neither in the URL nor a primary: those that have left would be connected to for ever.
+    fn retain(&mut self, seeds: &[Address]) {
+        let Self { slots, servers, asked } = self;
+        let owners: HashSet<*const Server> = slots.iter().flatten().map(Arc::as_ptr).collect();
+        servers.retain(|address, server| {
+            seeds.contains(address) || asked.contains(address) || owners.contains(&Arc::as_ptr(server))
+        });
+    }
 }
 
 impl Cluster {
@@ -65,7 +82,7 @@ impl Cluster {
             connectors,
             seeds,
             slow,
-            topology: Mutex::new(Topology { slots, servers: HashMap::new() }),
+            topology: Mutex::new(Topology { slots, servers: HashMap::new(), asked: HashSet::new() }),
             is_refreshing: AtomicBool::new(false),
             clock: ServerClock::default(),
         });
@@ -83,7 +100,10 @@ impl Cluster {
     async fn learn_first(&self, seed: &Address) -> Result<(), ConnectError> {
         let server = Server::connect((self.connectors)(seed), self.slow).await?;
         self.topology().servers.insert(seed.clone(), server);
-        self.learn(seed).await.map_err(|error| ConnectError::at(seed, error))?;
+        self.learn(seed).await.map_err(|error| match error.detail() {
+            Some(text) if text.contains("cluster support disabled") => ConnectError::NoCluster(seed.clone()),
+            _ => ConnectError::at(seed, error),
+        })?;
         for server in self.primaries() {
             // The first request should not find connections that are still being opened.
             server.connected().await;
@@ -123,6 +143,9 @@ impl Cluster {
                 ErrorKind::Server(ServerErrorKind::Ask) => {
                     server = self.redirect(&error, &current);
                     is_asking = true;
+                    if let Some(server) = &server {
+                        self.drop_later(server);
+                    }
                 }
                 ErrorKind::Server(ServerErrorKind::TryAgain) => return Err(CallError::Moving),
                 ErrorKind::Server(
@@ -189,6 +212,26 @@ impl Cluster {
         server
     }
 
+    /// Drops a server in a while, unless it is a primary by then. If it is still asked, the next redirect connects to it again.
+    fn drop_later(self: &Arc<Self>, server: &Arc<Server>) {
+        let Some(address) = server.address().cloned() else { return };
+        // Most redirects name a primary of other slots.
+        if self.topology().slots.iter().flatten().any(|owner| Arc::ptr_eq(owner, server)) {
+            return;
+        }
+        if !self.topology().asked.insert(address.clone()) {
+            return;
+        }
+        let cluster = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(ASKED_KEPT).await;
+            let Some(cluster) = cluster.upgrade() else { return };
+            let mut topology = cluster.topology();
+            topology.asked.remove(&address);
+            topology.retain(&cluster.seeds);
+        });
+    }
+
     /// Looks at the slots again in the background, until every slot has a primary with a connection.
     fn refresh(self: &Arc<Self>) {
         if self.is_refreshing.swap(true, Ordering::AcqRel) {
@@ -246,10 +289,7 @@ impl Cluster {
                 }
             }
         }
-        // Servers that have left would be connected to for ever.
-        topology.servers.retain(|address, server| {
-            self.seeds.contains(address) || owners.iter().any(|(_, _, owner)| Arc::ptr_eq(owner, server))
-        });
+        topology.retain(&self.seeds);
         Ok(())
     }
 
@@ -300,6 +340,11 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use threshold_core::KeyId;
+
+    use super::super::connect::{Certificates, ConnectOptions};
+    use super::super::secret::SecretIds;
+    use super::super::url::RedisUrl;
     use super::*;
 
     /// From the specification of Redis Cluster, and from `CLUSTER KEYSLOT`.
@@ -311,5 +356,41 @@ mod tests {
         // Empty braces are a part of the key.
         assert_eq!(slot_of("{}foo"), crc16(b"{}foo") % SLOTS);
         assert_eq!(slot_of("{user1000}.following"), slot_of("{user1000}.followers"));
+    }
+
+    /// A slot began to move to a new server, and the move was given up. The connection to that server stayed open for ever.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_only_a_redirect_names_is_dropped_after_a_while() {
+        let url: RedisUrl = "redis+cluster://127.0.0.1:1".parse().unwrap();
+        let options = ConnectOptions::new(&url, &Certificates::default()).unwrap();
+        let secrets = SecretIds { present: KeyId::from_u32(1), old: None };
+        let cluster = Arc::new(Cluster {
+            connectors: Box::new(move |address| Connector::to(options.clone(), address.clone(), secrets)),
+            seeds: url.seeds.clone(),
+            slow: REFRESH,
+            topology: Mutex::new(Topology {
+                slots: vec![None; usize::from(SLOTS)].into_boxed_slice(),
+                servers: HashMap::new(),
+                asked: HashSet::new(),
+            }),
+            is_refreshing: AtomicBool::new(false),
+            clock: ServerClock::default(),
+        });
+        // Ports on which nothing listens: a seed, the primary of a slot, and a server that is asked for another slot.
+        let place = |port| Address::Tcp { host: "127.0.0.1".to_owned(), port };
+        let [_, primary, asked] = [1, 2, 3].map(|port| cluster.server(&place(port)));
+        cluster.set_owner(7, &primary);
+        cluster.drop_later(&primary);
+        cluster.drop_later(&asked);
+        let known = || {
+            let mut known: Vec<Address> = cluster.topology().servers.keys().cloned().collect();
+            known.sort();
+            known
+        };
+        // The slots are learned again meanwhile.
+        cluster.topology().retain(&cluster.seeds);
+        assert_eq!(known(), [place(1), place(2), place(3)]);
+        tokio::time::sleep(ASKED_KEPT + REFRESH).await;
+        assert_eq!(known(), [place(1), place(2)]);
     }
 }

@@ -3,6 +3,7 @@
 //! The stream is opened here and not by the `redis` crate: it would read the system's certificates at every connect, and use the
 //! cryptography provider of the process, which a library must not choose.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +13,12 @@ use ::redis::{AsyncConnectionConfig, ErrorKind, RedisConnectionInfo, RedisError,
 use threshold_core::KeyId;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
 use super::RedisOpenError;
 use super::secret::{self, SecretIds};
@@ -128,7 +130,9 @@ impl Connector {
         // Before the connection is given to anyone: no decision is made on the records of another secret.
         if let Some(secrets) = self.secrets {
             let checked = secret::check(&mut connection, secrets).await;
-            if let Some(stored) = checked.map_err(|error| ConnectError::at(&address, error))? {
+            let checked =
+                checked.map_err(|error| ConnectError::at(&address, self.options.first_reply(&address, error)));
+            if let Some(stored) = checked? {
                 return Err(ConnectError::OtherSecret { stored: stored.join(", "), own: secrets.present });
             }
         }
@@ -143,6 +147,8 @@ pub(super) enum ConnectError {
     Server { address: Address, error: RedisError },
     #[error("{0} is a replica")]
     Replica(Address),
+    #[error("{0} is not a node of a Cluster: write redis://{0} for one server")]
+    NoCluster(Address),
     #[error("no Sentinel names a primary that answers: {0}")]
     NoPrimary(String),
     #[error("the store was written with the secret {stored}, and this node has {own}")]
@@ -159,8 +165,8 @@ impl From<ConnectError> for RedisOpenError {
     fn from(error: ConnectError) -> Self {
         match error {
             ConnectError::OtherSecret { stored, own } => Self::OtherSecret { stored, own },
-            ConnectError::Server { error, .. } if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) => {
-                Self::Replica
+            ConnectError::Server { address, error } if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) => {
+                Self::Replica { server: address.to_string() }
             }
             error => Self::Connect(error.to_string()),
         }
@@ -169,9 +175,13 @@ impl From<ConnectError> for RedisOpenError {
 
 /// Returns an error of Redis, with what an operator can do about it.
 pub(super) fn explain(error: &RedisError) -> String {
+    const WRONG_LOGIN: &str = "the user or the password is wrong, or the user is off. In a URL the characters @ : / ? # & % of both are \
+                               written %40 %3A %2F %3F %23 %26 %25";
     let advice = match error.code() {
-        _ if error.kind() == ErrorKind::AuthenticationFailed => "the user or the password is wrong, or the user is off",
-        Some("WRONGPASS") => "the user or the password is wrong, or the user is off",
+        // An error of this file, in words already.
+        _ if error.kind() == ErrorKind::InvalidClientConfig => return error.detail().unwrap_or_default().to_owned(),
+        _ if error.kind() == ErrorKind::AuthenticationFailed => WRONG_LOGIN,
+        Some("WRONGPASS") => WRONG_LOGIN,
         Some("NOAUTH") => "the server needs a password: redis://USER:PASSWORD@HOST",
         Some("NOPERM") => "the ACL of the user does not suffice: docs/scale.md lists the rules",
         Some("LOADING") => "the server is loading its data",
@@ -180,40 +190,104 @@ pub(super) fn explain(error: &RedisError) -> String {
         Some("MISCONF") => "the server cannot save its data, and refuses writes",
         Some("MASTERDOWN") => "the server is a replica without its primary",
         Some("WRONGTYPE") => "a key of the store was written by another program",
+        _ if error.is_connection_refusal() => "no server listens there",
         _ if error.is_timeout() => return "no answer in time".to_owned(),
         _ => return error.to_string(),
     };
     format!("{advice} ({error})")
 }
 
-/// Opens a connection and logs in. Commands on it fail after two seconds without an answer.
-pub(super) async fn open(options: &ConnectOptions, address: &Address) -> Result<MultiplexedConnection, RedisError> {
-    let opened = tokio::time::timeout(CONNECT, open_untimed(options, address));
-    opened.await.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+/// Returns an error that is already in words for operators.
+fn in_words(text: String) -> RedisError {
+    RedisError::from((ErrorKind::InvalidClientConfig, "cannot connect", text))
 }
 
-async fn open_untimed(options: &ConnectOptions, address: &Address) -> Result<MultiplexedConnection, RedisError> {
+/// A server without TLS answers the handshake with an error, closes the connection, or waits for the end of what it takes for a command.
+const NO_TLS: &str = "the server does not answer in TLS: write redis:// if the port is one without TLS";
+/// Under TLS 1.3 a node hears that its certificate is missing only after the handshake, and often only by the end of the connection.
+const CERTIFICATE: &str = "the server closed the connection: if it asks for a client certificate, give one that it accepts with --store-cert and --store-key";
+const NEEDS_TLS: &str =
+    "the server closed the connection before its first answer: write rediss:// if the port is one for TLS";
+
+impl ConnectOptions {
+    /// Explains an error of the first exchange on a connection. Until then a server may refuse TLS, the lack of it, or the lack of a
+    /// certificate.
+    pub(super) fn first_reply(&self, address: &Address, error: RedisError) -> RedisError {
+        if let Some(tls) = tls_error_of(&error) {
+            return in_words(explain_tls(tls));
+        }
+        let is_closed = error.kind() == ErrorKind::Parse || (error.is_io_error() && !error.is_timeout());
+        match (address, &self.tls) {
+            (Address::Tcp { .. }, None) if is_closed => in_words(NEEDS_TLS.to_owned()),
+            (Address::Tcp { .. }, Some(_)) if is_closed => in_words(CERTIFICATE.to_owned()),
+            _ => error,
+        }
+    }
+}
+
+/// Explains a TLS handshake that failed.
+fn handshake_failure(error: &io::Error) -> RedisError {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
+    in_words(tls.map_or_else(|| NO_TLS.to_owned(), explain_tls))
+}
+
+/// Returns what an operator can do about a failure of TLS.
+fn explain_tls(error: &rustls::Error) -> String {
+    let advice = match error {
+        rustls::Error::InvalidMessage(_) => return NO_TLS.to_owned(),
+        rustls::Error::AlertReceived(_) => return CERTIFICATE.to_owned(),
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            "the certificate of the server is from an unknown authority: name it with --store-ca"
+        }
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => "the certificate of the server is for another host: write one of its names in the URL",
+        _ => "the TLS handshake failed",
+    };
+    format!("{advice} ({error})")
+}
+
+/// Returns the error of TLS that caused an error of a connection.
+fn tls_error_of(error: &RedisError) -> Option<&rustls::Error> {
+    // The crate returns the `Arc` as the source, and its own source would be that of the error of TLS.
+    let shared = error.source()?.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
+    shared.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref()
+}
+
+/// Opens a connection and logs in. Commands on it fail after two seconds without an answer.
+pub(super) async fn open(options: &ConnectOptions, address: &Address) -> Result<MultiplexedConnection, RedisError> {
+    let until = Instant::now().checked_add(CONNECT).unwrap_or_else(Instant::now);
+    let late = |_| RedisError::from(io::Error::from(io::ErrorKind::TimedOut));
     match (address, &options.tls) {
         (Address::Tcp { host, port }, tls) => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await?;
+            let stream = timeout_at(until, TcpStream::connect((host.as_str(), *port))).await.map_err(late)??;
             stream.set_nodelay(true)?;
-            let Some(tls) = tls else { return log_in(options, stream).await };
+            let Some(tls) = tls else { return log_in(options, address, until, stream).await };
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            log_in(options, tls.connect(name, stream).await?).await
+            let stream = timeout_at(until, tls.connect(name, stream)).await;
+            let stream = stream.map_err(|_| in_words(NO_TLS.to_owned()))?.map_err(|error| handshake_failure(&error))?;
+            log_in(options, address, until, stream).await
         }
         #[cfg(unix)]
-        (Address::Unix(path), _) => log_in(options, tokio::net::UnixStream::connect(path).await?).await,
+        (Address::Unix(path), _) => log_in(options, address, until, tokio::net::UnixStream::connect(path).await?).await,
         #[cfg(not(unix))]
         (Address::Unix(_), _) => Err(io::Error::from(io::ErrorKind::Unsupported).into()),
     }
 }
 
-async fn log_in<S>(options: &ConnectOptions, stream: S) -> Result<MultiplexedConnection, RedisError>
+async fn log_in<S>(
+    options: &ConnectOptions,
+    address: &Address,
+    until: Instant,
+    stream: S,
+) -> Result<MultiplexedConnection, RedisError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let config = AsyncConnectionConfig::new().set_response_timeout(Some(HANGS));
-    let (connection, driver) = MultiplexedConnection::new_with_config(&options.login, stream, config).await?;
+    let opened = timeout_at(until, MultiplexedConnection::new_with_config(&options.login, stream, config)).await;
+    let opened = opened.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
+    let (connection, driver) = opened.map_err(|error| options.first_reply(address, error))?;
     // Ends when the last clone of the connection is dropped.
     tokio::spawn(driver);
     Ok(connection)

@@ -73,7 +73,8 @@ impl Sentinels {
             let mut connection = connect::open(&self.options, sentinel).await?;
             let mut call = Cmd::new();
             call.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
-            connection.send_packed_command(&call).await.and_then(Value::extract_error)
+            let reply = connection.send_packed_command(&call).await.and_then(Value::extract_error);
+            reply.map_err(|error| self.options.first_reply(sentinel, error))
         };
         let reply = tokio::time::timeout(PATIENCE, asked).await;
         let reply = reply.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))?;
@@ -106,7 +107,7 @@ async fn connect_to_primary(
     let mut call = Cmd::new();
     call.arg("ROLE");
     let role = connection.send_packed_command(&call).await.and_then(Value::extract_error);
-    let role = role.map_err(|error| ConnectError::at(address, error))?;
+    let role = role.map_err(|error| ConnectError::at(address, options.first_reply(address, error)))?;
     match role {
         Value::Array(parts) if matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master") => {
             Ok(connection)

@@ -214,7 +214,7 @@ impl Server {
             // While others are answered, the server is alive: this process or this call is slow.
             if self.replies() == replies {
                 self.breaker.ended(false, Instant::now());
-                self.link().problem = Some("no answer in time".to_owned());
+                self.link().problem = Some(self.named("no answer in time"));
             }
             return self.heard(generation, reply.await);
         };
@@ -238,7 +238,8 @@ impl Server {
         if let Err(error) = &answered {
             // A script that the server does not have yet is no problem: it is loaded.
             if error.kind() != ErrorKind::Server(ServerErrorKind::NoScript) {
-                let (mut link, reason) = (self.link(), connect::explain(error));
+                let reason = self.named(&connect::explain(error));
+                let mut link = self.link();
                 if is_refusal(error) {
                     link.refused = Some((Instant::now(), reason.clone()));
                 }
@@ -249,6 +250,12 @@ impl Server {
             }
         }
         answered
+    }
+
+    /// Returns a problem with the address of the server, as the errors of connecting have it. That of a primary that Sentinels name
+    /// changes, and is left out.
+    fn named(&self, problem: &str) -> String {
+        self.address().map_or_else(|| problem.to_owned(), |address| format!("{address}: {problem}"))
     }
 
     /// Returns the number of replies so far. While it grows, the server is alive, however busy it or this process is.
@@ -265,7 +272,7 @@ impl Server {
     pub(super) fn present_problem(&self) -> Option<String> {
         let link = self.link();
         if link.connection.is_none() {
-            return Some(link.problem.clone().unwrap_or_else(|| "not connected".to_owned()));
+            return Some(link.problem.clone().unwrap_or_else(|| self.named("not connected")));
         }
         let recent = link.refused.as_ref().filter(|(at, _)| at.elapsed() < REFUSAL_SHOWN);
         recent.map(|(_, reason)| reason.clone())

@@ -100,12 +100,7 @@ impl Servers {
 
     /// Returns what is wrong with a server at this moment, for operators.
     pub(super) fn present_problem(&self) -> Option<String> {
-        self.all().iter().find_map(|server| {
-            let problem = server.present_problem()?;
-            // Of several primaries the one that has the problem is named.
-            let place = server.address().filter(|_| !self.is_single());
-            Some(place.map_or_else(|| problem.clone(), |place| format!("{place}: {problem}")))
-        })
+        self.all().iter().find_map(|server| server.present_problem())
     }
 
     /// Returns the last error of a server, for operators.

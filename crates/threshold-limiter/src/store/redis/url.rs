@@ -82,6 +82,14 @@ impl RedisUrlError {
     }
 }
 
+impl RedisUrl {
+    /// Returns whether it names a Redis Cluster.
+    #[must_use]
+    pub fn is_cluster(&self) -> bool {
+        self.kind == Kind::Cluster
+    }
+}
+
 impl FromStr for RedisUrl {
     type Err = RedisUrlError;
 
@@ -160,8 +168,8 @@ fn split(rest: &str) -> Result<(&str, &str, &str), RedisUrlError> {
 
 fn not_encoded() -> RedisUrlError {
     RedisUrlError::new(
-        "there is an @ where none belongs: user and password stand once, before the first host, and in them @ is written %40, \
-         / %2F, ? %3F, # %23 and % %25",
+        "there is an @ where none belongs: user and password stand once, before the first host, and the characters @ : / ? # & % of \
+         both are written %40 %3A %2F %3F %23 %26 %25",
     )
 }
 
