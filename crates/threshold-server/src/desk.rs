@@ -159,6 +159,11 @@ impl Desk {
         self.limiter.store().differences()
     }
 
+    /// Returns how often the store had lost bans and settings that this node had read.
+    pub(crate) fn control_losses(&self) -> u64 {
+        self.limiter.control_losses()
+    }
+
     /// Returns the time of the limiter's clock.
     pub(crate) fn now(&self) -> Timestamp {
         self.limiter.now().into()

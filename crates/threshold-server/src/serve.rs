@@ -79,6 +79,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     };
     let bounds = bounds(args)?;
     let store = StoreUrl::chosen(args)?;
+    if matches!(&store, StoreUrl::Redis(url) if url.is_cluster()) {
+        source.warn_of_ladders_apart();
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let closed = runtime.block_on(async {
         // Before the journal is opened: a second server on the same address fails here, without waiting for a large

@@ -55,6 +55,20 @@ impl Source {
         }
     }
 
+    /// Logs the ladders that lie in different partitions, for a store that settles partitions one after another.
+    pub(crate) fn warn_of_ladders_apart(&self) {
+        for finding in self.review().findings.iter().filter(|finding| finding.code == "ladders-apart") {
+            let (line, column) = finding.place(&self.text);
+            tracing::warn!(
+                policy = self.name,
+                line,
+                column,
+                reason = finding.message,
+                "ladders in different partitions"
+            );
+        }
+    }
+
     /// Formats findings with file name, line and column. Of a flood, only the first ones.
     pub(crate) fn render(&self, findings: &[Finding]) -> String {
         let most_lines = if findings.len() > FLOOD { FLOOD_LINES } else { usize::MAX };

@@ -1,13 +1,13 @@
 //! Bans and settings that hold on every node: a change is written to the store's log first, and each node follows the log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
-use threshold_core::Timestamp;
 use threshold_core::command::{Answer, Command};
 use threshold_core::control::{ControlChange, ControlKey, ControlPage, MAX_BANS, MAX_CHANGES_READ};
 use threshold_core::policy::{Owner, Policy, Setting, SettingError};
+use threshold_core::{Span, Timestamp};
 
 use super::Limiter;
 use crate::clock::Clock;
@@ -19,6 +19,9 @@ const MAX_RECOMPUTED: usize = 16;
 
 /// The number of changes that are read again at every poll, to notice a log that has lost some.
 const MAX_RECENT: usize = 64;
+
+/// How much a node's estimate of the store's time may be late. A ban that ends within it may have been dropped by the store.
+const CLOCK_MARGIN: Span = Span::MINUTE;
 
 /// A setting that does not fit the policy in force, and why. It is kept, but not in force.
 pub type UnfitSetting = (Owner, Arc<str>, SettingError);
@@ -32,20 +35,57 @@ pub(super) struct Followed {
     position: u64,
     /// Later changes that were made on this node, and so were applied before the ones between. The value is the number.
     ahead: BTreeMap<ControlKey, u64>,
-    /// The last changes that were read from the log, by number. A number is never given to another key, unless the log has lost
-    /// changes.
-    recent: BTreeMap<u64, ControlKey>,
+    /// The last changes that were read from the log, by number. Each of them is there until a later change of its key replaces it, and
+    /// no number is given to another key, unless the log has lost changes.
+    recent: BTreeMap<u64, Recent>,
+    /// How often the log was found to have lost changes.
+    losses: u64,
+}
+
+/// A change that was read from the log.
+#[derive(Debug)]
+struct Recent {
+    key: ControlKey,
+    /// When the ban or setting ends; `None` for a removal.
+    until: Option<Timestamp>,
+}
+
+/// All changes of a log.
+struct WholeLog {
+    /// The last page, without its changes.
+    page: ControlPage,
+    /// The newest change of each key.
+    all: BTreeMap<ControlKey, ControlChange>,
+    /// The last number when reading began.
+    began: u64,
+    /// The last changes.
+    recent: BTreeMap<u64, Recent>,
 }
 
 impl Followed {
     /// Returns whether the log has given the number of a change that this node has read to a change of another key.
     fn contradicts(&self, page: &ControlPage) -> bool {
-        page.changes.iter().any(|(number, change)| self.recent.get(number).is_some_and(|key| *key != change.key()))
+        page.changes
+            .iter()
+            .any(|(number, change)| self.recent.get(number).is_some_and(|recent| recent.key != change.key()))
+    }
+
+    /// Returns whether a change that this node has read is missing from the log: neither it nor a later change of its key is among the
+    /// keys that were `read` from [`overlap`](Self::overlap) to the last page. A full log drops what has ended, and every log the oldest
+    /// removals.
+    fn misses_any(&self, read: &BTreeSet<ControlKey>, page: &ControlPage, now: Timestamp) -> bool {
+        let (mut later, ended_by) = (BTreeSet::new(), now.plus(CLOCK_MARGIN));
+        // Another thread may have read further. The last change of each key comes first: it has replaced those before it.
+        self.recent.range(..=page.last).rev().any(|(number, Recent { key, until })| {
+            let may_be_dropped = until.map_or(*number <= page.forgotten, |until| until <= ended_by);
+            later.insert(key) && !may_be_dropped && !read.contains(key)
+        })
     }
 
     /// Remembers the changes of a page.
     fn remember(&mut self, page: &ControlPage) {
-        self.recent.extend(page.changes.iter().map(|(number, change)| (*number, change.key())));
+        let recent = |change: &ControlChange| Recent { key: change.key(), until: change.until() };
+        self.recent.extend(page.changes.iter().map(|(number, change)| (*number, recent(change))));
         while self.recent.len() > MAX_RECENT {
             self.recent.pop_first();
         }
@@ -59,6 +99,13 @@ impl Followed {
     /// Returns whether a change is to be applied: neither it nor a later change of the same key was applied before.
     fn is_new(&self, number: u64, change: &ControlChange) -> bool {
         number > self.position && self.ahead.get(&change.key()).is_none_or(|ahead| number > *ahead)
+    }
+
+    /// Counts a loss, once until the log is restored. Until then it counts as another log: none begins at the end of time.
+    fn lose(&mut self) {
+        if self.log.replace(Timestamp::MAX) != Some(Timestamp::MAX) {
+            self.losses = self.losses.saturating_add(1);
+        }
     }
 
     fn advance(&mut self, position: u64) {
@@ -176,8 +223,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(unfit)
     }
 
+    /// Returns how often the store was found to have lost bans and settings that this node had read, as a server does that was restored
+    /// from an older copy. This node has written its own back each time.
+    pub fn control_losses(&self) -> u64 {
+        self.followed().losses
+    }
+
     async fn follow_log(&self) -> Result<Vec<UnfitSetting>, StoreError> {
-        let mut unfit = Vec::new();
+        let (mut unfit, mut read) = (Vec::new(), BTreeSet::new());
         let (mut after, mut from) = {
             let followed = self.followed();
             (followed.position, followed.overlap())
@@ -188,20 +241,22 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             // A node at 0 has applied nothing yet, so it takes over any log.
             let log = self.followed().log;
             // A node may have made changes of its own before it has read anything.
-            let is_another = log != Some(page.began) && (log.is_some() || after > 0);
+            // A store without bans and settings has no log, and the first change begins one.
+            let had_log = log.is_some_and(|log| log > Timestamp::EPOCH);
+            let is_another = log != Some(page.began) && (had_log || after > 0);
+            read.extend(page.changes.iter().map(|(_, change)| change.key()));
             // A server that was restored from an older copy, or replaced by a replica that was behind, has lost the last changes.
             // It gives their numbers to other changes.
             let has_lost = page.last < after || self.followed().contradicts(&page);
-            if has_lost {
-                // No log begins at the end of time, so that this one counts as another log.
-                self.followed().log = Some(Timestamp::MAX);
-            }
             if is_another || has_lost {
-                return self.restore_control().await;
+                return self.restore_control(has_lost || had_log).await;
             }
             // The log has forgotten removals that this node has not read.
             if page.misses(after) {
                 return self.read_whole_control().await;
+            }
+            if page.is_last() && self.followed().misses_any(&read, &page, self.time()) {
+                return self.restore_control(true).await;
             }
             let end = page.end();
             // Not held while the store was asked. What was applied in the meantime is skipped by `is_new`.
@@ -280,16 +335,19 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Writes the bans and settings of this node back to a store that has lost its log, as a Redis without persistence does in a
     /// restart: nobody has lifted them. What other nodes have written since is newer, and stays.
-    async fn restore_control(&self) -> Result<Vec<UnfitSetting>, StoreError> {
-        let (page, all, _) = self.read_all_control().await?;
-        let Some((mut unfit, lost)) = self.take_new_log(&page, &all) else { return Ok(Vec::new()) };
+    async fn restore_control(&self, is_loss: bool) -> Result<Vec<UnfitSetting>, StoreError> {
+        if is_loss {
+            self.followed().lose();
+        }
+        let whole = self.read_all_control().await?;
+        let Some((mut unfit, lost)) = self.take_new_log(whole) else { return Ok(Vec::new()) };
         // Boxed, because changing bans may follow the log again.
         if lost.is_empty() {
             return Ok(unfit);
         }
         let written = Box::pin(self.write_control(lost.into(), None)).await;
         if written.is_err() {
-            // No log begins at the end of time, so that the next call finds another one and tries again.
+            // The next call finds another log and tries again.
             self.followed().log = Some(Timestamp::MAX);
         }
         unfit.extend(written?.unwrap_or_default());
@@ -298,17 +356,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Follows another log from now on, and applies its changes. Returns the bans and settings of this node that it lacks, and the
     /// settings that do not fit; `None` if another thread was faster.
-    fn take_new_log(
-        &self,
-        page: &ControlPage,
-        all: &BTreeMap<ControlKey, ControlChange>,
-    ) -> Option<(Vec<UnfitSetting>, Vec<ControlChange>)> {
+    fn take_new_log(&self, whole: WholeLog) -> Option<(Vec<UnfitSetting>, Vec<ControlChange>)> {
+        let WholeLog { page, all, recent, .. } = whole;
         let mut followed = self.followed();
         if followed.log == Some(page.began) {
             return None;
         }
         // The numbers of the old log mean nothing in this one.
-        *followed = Followed { log: Some(page.began), ..Followed::default() };
+        *followed = Followed { log: Some(page.began), losses: followed.losses, recent, ..Followed::default() };
         let mut known = Vec::new();
         self.bans.each(|id, ban| known.push(ControlChange::Ban { id, ban: Some(Arc::new(ban.clone())) }));
         let settings = self.policy();
@@ -322,15 +377,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Some((unfit, known))
     }
 
-    /// Reads the whole log: its last page, the newest change of each key, and the last number when reading began.
-    async fn read_all_control(&self) -> Result<(ControlPage, BTreeMap<ControlKey, ControlChange>, u64), StoreError> {
+    /// Reads the whole log.
+    async fn read_all_control(&self) -> Result<WholeLog, StoreError> {
         let mut page = self.read_control(0).await?;
-        let (mut all, began) = (BTreeMap::new(), page.last);
+        let (mut all, began, mut read) = (BTreeMap::new(), page.last, Followed::default());
         loop {
             let end = page.end();
+            read.remember(&page);
             all.extend(page.changes.drain(..).map(|(_, change)| (change.key(), change)));
             if end >= page.last {
-                return Ok((page, all, began));
+                return Ok(WholeLog { page, all, began, recent: read.recent });
             }
             page = self.read_control(end).await?;
         }
@@ -338,7 +394,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Replaces all bans and settings by those of the store: the log no longer has the changes that removed some.
     async fn read_whole_control(&self) -> Result<Vec<UnfitSetting>, StoreError> {
-        let (page, mut all, began) = self.read_all_control().await?;
+        let WholeLog { page, mut all, began, recent } = self.read_all_control().await?;
         // Locked only now, because the store must not be awaited under this lock.
         let mut followed = self.followed();
         // Removals that were made while reading may be missing, or another thread has read further: leave it to the next
@@ -357,6 +413,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         all.retain(|key, _| !ahead(key));
         let unfit = self.apply(gone.iter().chain(all.values()));
         followed.advance(page.last);
+        followed.recent = recent;
         Ok(unfit)
     }
 

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use threshold_core::command::ReservationEnd;
 use threshold_core::control::ControlChange;
 use threshold_core::policy::{Ban, ListEntry};
-use threshold_core::receipt::OnExpire;
-use threshold_core::{DigestKey, Span, Timestamp};
+use threshold_core::receipt::{ActualCost, OnExpire};
+use threshold_core::{Answer, Command, DigestKey, Outcome, Span, Timestamp, TraceId};
+use threshold_limiter::store::Store as _;
 use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
 
@@ -64,6 +66,48 @@ async fn bans_that_the_log_has_lost_are_written_back_and_new_ones_hold() {
     assert_eq!(server.cli(&["ZCARD", "th:{control}bans"]).trim(), "5", "all of them are in the log");
 }
 
+/// Redis came back without the last 80 bans. Before a node looked, others were set and one user was banned and pardoned again and
+/// again, so that the log was longer than before and had nothing under the numbers that the node remembered. It missed the new bans,
+/// and the lost ones were in force on it alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_has_lost_many_changes_and_was_written_since_is_read_again() {
+    let server = RedisServer::start();
+    let policy = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '100/min'";
+    let (first, late) = (node(&server, policy).await, node(&server, policy).await);
+    // There is no log yet. The one that the first change begins is not taken for a loss.
+    late.follow_control().await.unwrap();
+    let old: Vec<String> = (0..100).map(|user| format!("old {user}")).collect();
+    let bans = || old.iter().map(|user| ban(user)).collect();
+    first.change_control_all(bans).await.unwrap();
+    late.follow_control().await.unwrap();
+    assert_eq!(late.control_losses(), 0);
+    drop(first);
+    let keys = ["meta", "order", "changes", "bans"].map(|part| format!("th:{{control}}{part}"));
+    let mut forget = vec!["EVAL", FORGET, "4"];
+    forget.extend(keys.iter().map(String::as_str));
+    forget.push("80");
+    server.cli(&forget);
+    let next = node(&server, policy).await;
+    next.follow_control().await.unwrap();
+    next.change_control(ban("new")).await.unwrap();
+    for _ in 0..50 {
+        next.change_control(ban("often")).await.unwrap();
+        let ControlChange::Ban { id, .. } = ban("often") else { unreachable!() };
+        next.change_control(ControlChange::Ban { id, ban: None }).await.unwrap();
+    }
+    late.follow_control().await.unwrap();
+    late.follow_control().await.unwrap();
+    assert_eq!(late.control_losses(), 1, "a loss is counted once");
+    next.follow_control().await.unwrap();
+    for node in [&late, &next] {
+        for user in old.iter().map(String::as_str).chain(["new"]) {
+            let facts = Facts { user: Some(user), ..Facts::default() };
+            assert!(!node.check_async(&facts).await.unwrap().allowed(), "{user}");
+        }
+    }
+    assert_eq!(server.cli(&["ZCARD", "th:{control}bans"]).trim(), "101", "all of them are in the log");
+}
+
 /// One reservation had a record that could not be read, and no other one was released any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreadable_reservation_keeps_no_other_one() {
@@ -85,4 +129,39 @@ async fn an_unreadable_reservation_keeps_no_other_one() {
         assert!(node.check_async(&facts(user)).await.unwrap().allowed(), "{user}");
     }
     assert!(!node.check_async(&facts("ada")).await.unwrap().allowed());
+}
+
+/// A released reservation had given its charges back. When its record had expired, the receipt was refunded too, and took the place of
+/// another request's charge.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_receipt_of_an_ended_reservation_is_not_refunded_after_its_expiry() {
+    let start = Timestamp::from_secs(1_767_225_600);
+    let rule = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '9/day'\nalgorithm = 'fixed-window'";
+    let policy = Policy::parse(rule, &|_| None).unwrap();
+    for end in
+        [ReservationEnd::Release, ReservationEnd::Commit(ActualCost { cost: Some(1), ..ActualCost::default() }.owned())]
+    {
+        let server = RedisServer::start_with_clock();
+        server.set_time(start);
+        let store = server.open().await;
+        let execute = async |command| store.execute(command, Timestamp::EPOCH).await.unwrap();
+        let mut plan = policy.plan(&Facts { user: Some("ada"), cost: Some(4), ..Facts::default() }).unwrap();
+        plan.identify(|| TraceId::from_u128(7));
+        let mut outcome = Outcome::default();
+        store.settle(&plan, Timestamp::EPOCH, &mut outcome).await.unwrap();
+        let receipt = Box::new(plan.holding(&outcome));
+        execute(Command::Reserve { receipt: receipt.clone(), ttl: Span::MINUTE, on_expire: OnExpire::Charge }).await;
+        execute(match end {
+            ReservationEnd::Commit(cost) => Command::Commit { id: receipt.id(), cost },
+            _ => Command::Release { id: receipt.id() },
+        })
+        .await;
+        server.set_time(start.plus(Span::from_secs(120)));
+        assert_eq!(
+            server.cli(&["EXISTS", server.cli(&["KEYS", "th:*v:*"]).trim()]).trim(),
+            "0",
+            "its record has expired"
+        );
+        assert_eq!(execute(Command::Refund(receipt)).await, Answer::Refunded { first: false });
+    }
 }

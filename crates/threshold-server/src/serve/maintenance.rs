@@ -56,7 +56,7 @@ async fn apply_remote_changes(app: Arc<App>) {
     let mut ticks = interval(SYNC_INTERVAL);
     // After a store that took long, the missed ticks are not made up for: a burst of requests would not help it.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut logged: Vec<String> = Vec::new();
+    let (mut logged, mut losses): (Vec<String>, u64) = (Vec::new(), 0);
     loop {
         ticks.tick().await;
         let applied = app.desk.apply_remote_changes().await;
@@ -76,6 +76,14 @@ async fn apply_remote_changes(app: Arc<App>) {
                 logged.clear();
             }
             Some(_) | None => {}
+        }
+        let lost = app.desk.control_losses();
+        if lost > losses {
+            tracing::warn!(
+                times = lost,
+                "store lost bans and settings: read again, and those of this node written back"
+            );
+            losses = lost;
         }
         let differences = app.desk.store_differences();
         if app.desk.metrics.set_store_differences(differences) {

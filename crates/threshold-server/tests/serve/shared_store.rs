@@ -237,6 +237,39 @@ fn an_emptied_store_gets_the_secret_again() {
     node.wait_for_log("was written with the secret 00000002");
 }
 
+/// Redis was emptied, and a ban was in force only on the node that had read it. It is written back, and the log says so.
+#[test]
+fn lost_bans_are_logged_and_written_back() {
+    let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
+    let node = redis.node(&policy);
+    let ban = json!({"layer": "edge", "key": "192.0.2.1", "reason": "scraping"}).to_string();
+    assert_eq!(node.connect().post("/v1/bans", &ban).unwrap().status, 200);
+    redis.cli(&["FLUSHALL"]);
+    let line = node.wait_for_log("store lost bans and settings");
+    assert!(line.contains("WARN") && line.contains("times=1"), "{line}");
+    assert_eq!(redis.cli(&["ZCARD", "th:{control}bans"]).trim(), "1");
+}
+
+/// A policy struck users and tenants on one server. On a Cluster only one of the two is struck, and nothing said so.
+#[test]
+fn ladders_in_different_partitions_are_logged_on_a_cluster() {
+    let rule = |per| format!("[[rule]]\nname = '{per}'\nper = ['{per}']\nlimit = '5/min'\nladder = 'gentle'\n");
+    let policy = Scratch::file("policy.toml", &format!("{}{}", rule("tenant"), rule("user")));
+    let cluster = Cluster::start();
+    let variables = [("THRESHOLD_SECRET", SECRET)];
+    let start = |url: &str| {
+        let args = ["--store", url, "--store-deadline", "10000"];
+        Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server()
+    };
+    let line = start(&cluster.url()).wait_for_log("ladders in different partitions");
+    assert!(line.contains("WARN") && line.contains("line=7"), "{line}");
+    let redis = Redis::start();
+    let quiet = start(&redis.url());
+    quiet.signal("TERM");
+    let (_, log) = quiet.wait();
+    assert!(!log.contains("ladders in different partitions"), "{log}");
+}
+
 /// An operator exported bans to a firewall while the server restarted. The journal of a server on Redis has none, and the empty list
 /// would have lifted all of them.
 #[test]
