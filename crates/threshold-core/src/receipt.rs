@@ -2,6 +2,7 @@
 
 mod pending;
 mod reservation;
+mod script;
 
 use smallvec::SmallVec;
 

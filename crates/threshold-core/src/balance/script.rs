@@ -31,7 +31,7 @@ pub(crate) struct Shaped {
 
 impl Shaped {
     /// Appends the shape and its numbers; `None` if one of them is too large for a script.
-    fn write(&self, first: u8) -> Option<Vec<u8>> {
+    pub(crate) fn write(&self, first: u8) -> Option<Vec<u8>> {
         let mut bytes = vec![first, self.shape];
         for number in &self.numbers {
             // The script would round such a number silently. Without a shape core decides instead, on exact integers.

@@ -122,6 +122,18 @@ impl Adjustment {
         parts
     }
 
+    /// Returns each charge as a store's script gives it back, with its key. `None` if the script cannot do it: it makes no charges, gives
+    /// back as of the present, and each key once.
+    #[must_use]
+    pub fn to_script(&self) -> Option<Vec<(Digest, Vec<u8>)>> {
+        let charges = self.less.to_script()?;
+        let is_repeated = |(place, (key, _)): (usize, &(Digest, Vec<u8>))| {
+            charges.iter().take(place).any(|(earlier, _)| earlier == key)
+        };
+        let is_plain = self.more.charged.is_empty() && self.as_of.is_none();
+        (is_plain && !charges.iter().enumerate().any(is_repeated)).then_some(charges)
+    }
+
     /// Changes the balances. The caller ensures that this happens once.
     pub fn apply(&self, balances: &mut [Balance], now: Timestamp) {
         let (less, more) = balances.split_at_mut(self.less.charged.len().min(balances.len()));

@@ -14,6 +14,7 @@ mod control;
 mod copies;
 mod deadline;
 mod executor;
+mod give_back;
 mod inspect;
 mod keys;
 mod late;

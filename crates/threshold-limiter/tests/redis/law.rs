@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use threshold_core::case::decision_json;
-use threshold_core::{DigestKey, Span, Timestamp, TraceId};
+use threshold_core::{Command, DigestKey, Span, Timestamp, TraceId};
 use threshold_limiter::store::Store as _;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
@@ -34,6 +34,8 @@ struct Step {
     cost: u64,
     /// Puts the second policy in force, whose limits have other figures.
     swap: bool,
+    /// Gives back the charges of an earlier step, so many before this one.
+    back: Option<usize>,
 }
 
 fn rules() -> impl Strategy<Value = Vec<Rule>> {
@@ -47,8 +49,9 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let wait = prop_oneof![Just(0), 0..2_000_000u64, 0..40_000_000u64];
-    let step = (wait, 0..3u8, prop_oneof![Just(1u64), 0..6u64], prop::bool::weighted(0.03));
-    let step = step.prop_map(|(wait, user, cost, swap)| Step { wait, user, cost, swap });
+    let back = prop::option::weighted(0.3, prop_oneof![Just(0usize), 0..20usize]);
+    let step = (wait, 0..3u8, prop_oneof![Just(1u64), 0..6u64], prop::bool::weighted(0.03), back);
+    let step = step.prop_map(|(wait, user, cost, swap, back)| Step { wait, user, cost, swap, back });
     proptest::collection::vec(step, 1..60)
 }
 
@@ -89,7 +92,8 @@ fn every_answer_on_redis_is_the_answer_in_memory() {
         let store = runtime.block_on(server.open());
         let redis = Limiter::builder(first).store(store).clock(Arc::clone(&clock)).digest_key(key).build();
         let mut now = Timestamp::from_secs(1_767_225_600);
-        for (number, Step { wait, user, cost, swap }) in steps.into_iter().enumerate() {
+        let mut receipts = Vec::new();
+        for (number, Step { wait, user, cost, swap, back }) in steps.into_iter().enumerate() {
             now = now.plus(Span::from_micros(wait));
             clock.set(now);
             server.set_time(now);
@@ -100,11 +104,20 @@ fn every_answer_on_redis_is_the_answer_in_memory() {
             let user = format!("user {user}");
             let trace = TraceId::from_u128(number as u128 + 1);
             let facts = Facts { user: Some(&user), tenant: Some("acme"), cost: Some(cost), trace, ..Facts::default() };
-            let here = memory.check(&facts).unwrap();
-            let there = runtime.block_on(redis.check_async(&facts)).unwrap();
+            let (here, receipt) = memory.check_with_receipt(&facts).unwrap();
+            let (there, same) = runtime.block_on(redis.check_with_receipt_async(&facts)).unwrap();
+            // Each store gives back its own: libfaketime rounds a time to the microsecond before it now and then.
+            prop_assert_eq!(receipt.is_some(), same.is_some());
+            receipts.extend(receipt.zip(same));
             let policy = memory.policy();
             prop_assert_eq!(decision_json(&there, &policy, None), decision_json(&here, &policy, None));
             prop_assert_eq!(redis.store().differences(), 0, "{:?}", redis.store().last_error());
+            let given = back.and_then(|back| receipts.len().checked_sub(back + 1)).map(|at| receipts.remove(at));
+            if let Some((here, there)) = given {
+                let back = |receipt| Command::GiveBack(Box::new(receipt));
+                let done = runtime.block_on(memory.store().execute(back(here), now));
+                prop_assert_eq!(done, runtime.block_on(redis.store().execute(back(there), now)));
+            }
         }
         Ok(())
     };

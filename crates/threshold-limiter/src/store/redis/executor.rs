@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_core::key::Partition;
+use threshold_core::receipt::Adjustment;
 use threshold_core::{Answer, Command, Outcome, OwnedBill, TraceId};
 use tokio::sync::watch;
 
@@ -11,7 +12,7 @@ use super::batch::Batches;
 use super::samples::Samples;
 use super::server::jittered;
 use super::servers::Servers;
-use super::{keys, rekey, settle};
+use super::{give_back, keys, rekey, settle};
 use crate::store::StoreError;
 use crate::store::partitioned::{self, PartitionError, Partitions};
 
@@ -55,6 +56,9 @@ impl Executor {
     /// Executes any other command on records.
     pub(super) async fn execute(&self, command: Command) -> Result<Answer, StoreError> {
         match command {
+            Command::GiveBack(receipt) if self.servers.is_single() => {
+                Ok(self.adjust(None, Box::new(Adjustment::giving_back(&receipt))).await?)
+            }
             command if self.servers.is_single() => Ok(self.batches.run(None, command).await?),
             Command::Rekey(moves) => rekey::rekey(&self.servers, &moves).await,
             command => Box::pin(partitioned::execute(self, command)).await,
@@ -71,6 +75,18 @@ impl Executor {
             }
             tokio::time::sleep(jittered(RETRY)).await;
         }
+    }
+
+    /// Adjusts balances that are all in one partition, or any on a single server.
+    async fn adjust(
+        &self,
+        partition: Option<Partition>,
+        adjustment: Box<Adjustment>,
+    ) -> Result<Answer, PartitionError> {
+        if give_back::give_back(&self.servers, &adjustment).await? {
+            return Ok(Answer::Done);
+        }
+        self.batches.run(partition, Command::Adjust(adjustment)).await
     }
 
     /// Settles a bill whose records are all in one partition, or any bill on a single server.
@@ -91,6 +107,7 @@ impl Partitions for Executor {
                 let outcome = self.settle_part(Some(partition), &bill).await?;
                 Ok(Answer::Settled(Box::new(outcome)))
             }
+            Command::Adjust(adjustment) => self.adjust(Some(partition), adjustment).await,
             command => self.batches.run(Some(partition), command).await,
         }
     }

@@ -70,6 +70,13 @@ pub(super) fn swapped(reply: Value) -> Result<Swapped, StoreError> {
     Ok(if done { Swapped::Done } else { Swapped::Changed { now, values: values(parts.next())? } })
 }
 
+/// Parses the reply of `give_back.lua`: whether the charges were given back, and the server's time.
+pub(super) fn given_back(reply: Value) -> Result<(bool, Timestamp), StoreError> {
+    let mut parts = array(reply)?.into_iter();
+    let is_done = number(parts.next())? == 1;
+    Ok((is_done, time(&mut parts)?))
+}
+
 /// Takes seconds and microseconds off the front of a reply.
 pub(super) fn time(parts: &mut impl Iterator<Item = Value>) -> Result<Timestamp, StoreError> {
     let (seconds, micros) = (number(parts.next())?, number(parts.next())?);

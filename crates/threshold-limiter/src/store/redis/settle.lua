@@ -121,7 +121,9 @@ while at <= #charges do
         return answer(2, found, #KEYS)
       end
       if own_start == start then
-        current, previous, silent = own_current, own_previous, false
+        current, previous = own_current, own_previous
+        -- Without a count of its own, as after a refund, the window was to fall silent one period earlier.
+        silent = own_current == 0 and silent
       elseif now < own_start + 2 * period then
         previous = own_current
       end
