@@ -207,6 +207,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 }
 
 #[cfg(test)]
+#[cfg(feature = "memory")]
 mod recording;
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use threshold_core::{Answer, Command, Digest, Limit, Outcome, OwnedBill, Receipt
 use super::StoreError;
 
 #[cfg(test)]
+#[cfg(feature = "memory")]
 mod tests;
 
 /// Why a partition did not execute a command.
