@@ -59,6 +59,12 @@ pub(crate) struct Terms {
     pub(crate) by_outcome: bool,
 }
 
+impl Terms {
+    /// The terms of a limit without a rule.
+    pub(crate) const OF_ONE_LIMIT: Self =
+        Self { tag: 0, strike: StrikeMode::Window, block_for: None, enforced: true, by_outcome: false };
+}
+
 /// An identity that is punished for exceeding limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'l> {

@@ -116,6 +116,14 @@ pub enum Command {
         /// A fresh random number, for the token of a new device.
         nonce: TraceId,
     },
+    /// Withdraws a login attempt that nobody acts on, because its answer came too late: it counts neither for its account nor for
+    /// its address. Answered by [`Answer::Refunded`], as `first` where the attempt was under way.
+    WithdrawLogin {
+        /// The login settings of the policy.
+        login: Login,
+        /// The attempt.
+        attempt: Attempt,
+    },
     /// Changes an account. Answered by [`Answer::Done`].
     ChangeAccount {
         /// The digest of the account.
@@ -227,9 +235,9 @@ pub enum Answer {
     Settled(Box<Outcome>),
     /// The command was carried out.
     Done,
-    /// Whether the receipt was refunded for the first time.
+    /// Whether the receipt was refunded, or the login attempt withdrawn, for the first time.
     Refunded {
-        /// `false` where it was refunded before, or belongs to a reservation.
+        /// `false` where it was refunded before, belongs to a reservation, or is a login attempt that has ended.
         first: bool,
     },
     /// The receipt of the new charges.
@@ -560,6 +568,9 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         Command::EndLogin { login, attempt, success, nonce } => {
             let ended = login::end(login, attempt, (*success, *nonce), records, now)?;
             Ok(Answer::LoginEnded { ended, at: now })
+        }
+        Command::WithdrawLogin { login, attempt } => {
+            Ok(Answer::Refunded { first: login::withdraw(login, attempt, records, now)? })
         }
         Command::ChangeAccount { account, change } => {
             records.change_account(*account, *change)?;

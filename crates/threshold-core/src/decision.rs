@@ -75,6 +75,10 @@ pub enum Degraded {
 }
 
 impl Degraded {
+    /// All reasons.
+    pub const ALL: [Self; 6] =
+        [Self::Timeout, Self::StoreError, Self::StoreFull, Self::TooManyRules, Self::Journal, Self::SharedBudget];
+
     /// Returns the reason's name on the wire.
     #[must_use]
     pub const fn name(self) -> &'static str {

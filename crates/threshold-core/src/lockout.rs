@@ -13,6 +13,7 @@ mod barred;
 mod device;
 mod exchange;
 mod known;
+mod lock_key;
 mod name;
 mod track;
 
@@ -30,6 +31,7 @@ use crate::time::{Span, Timestamp};
 pub use account::Account;
 pub use device::{Device, MAX_DEVICES};
 pub use exchange::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
+pub use lock_key::LockKey;
 #[cfg(feature = "login")]
 pub use name::canonical_account;
 #[cfg(not(feature = "login"))]
@@ -70,7 +72,7 @@ impl Default for Login {
 }
 
 /// The factor that is tried, such as a password or a one-time code. Each has counters of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Factor(pub(crate) u32);
 
 impl Factor {
@@ -264,8 +266,8 @@ impl Login {
             (None, _) => {}
         }
         // A success is no guess, so it does not use up the budget that its address may share with others.
-        if success && attempt.address.is_some() {
-            address.give_back(Mark::new(attempt.address_at, 1), now, attempt.id);
+        if success {
+            attempt.give_back_to(address, now);
         }
         Ok(outcome)
     }
@@ -296,6 +298,13 @@ impl Attempt {
         let (mark, limit) = (Mark::new(self.address_at, 1), Limit::from(login.ip));
         let address = self.address.take()?;
         Some(Receipt::of_charge(self.id, address, &limit, mark, self.address_at))
+    }
+
+    /// Gives its charge back to the balance of its address.
+    pub(crate) fn give_back_to(&self, address: &mut Balance, now: Timestamp) {
+        if self.address.is_some() {
+            address.give_back(Mark::new(self.address_at, 1), now, self.id);
+        }
     }
 
     /// The versions of its bytes that are read.

@@ -10,6 +10,7 @@ mod known;
 mod local;
 mod met;
 mod rekey;
+mod shadow;
 mod stand_in;
 mod subject_keys;
 

@@ -9,6 +9,7 @@ mod failure;
 #[cfg(feature = "sqlite")]
 mod journaled;
 mod limit_decision;
+mod locks;
 mod login;
 mod many;
 mod names;
@@ -84,10 +85,11 @@ pub struct Limiter<
     /// The store that decides while `store` fails, for rules with `on_store_error = "local"`.
     #[cfg(feature = "memory")]
     stand_in: OnceLock<MemoryStore>,
-    /// For stores that do not answer at once: denials that are repeated, penalties that were seen, and what the store does not
-    /// know of this node.
+    /// For stores that do not answer at once: denials that are repeated, penalties and locks that were seen, and what the store
+    /// does not know of this node.
     denials: denials::Denials,
     penalties: penalties::SeenPenalties,
+    locks: locks::SeenLocks,
     blind: blind::BlindCharges,
     #[cfg(feature = "wait")]
     waiters: wait::Waiters,

@@ -150,8 +150,8 @@ pub trait Store: Send + Sync {
         Some(Share::ALL)
     }
 
-    /// Takes the answers of [`settle`](Self::settle) that came after their deadline. The limiter asks for them each time that it
-    /// [follows](crate::Limiter::follow_control) the store's log.
+    /// Takes the answers that came after their deadline: all of [`settle`](Self::settle), and those of commands that have charged
+    /// or counted something. The limiter asks for them each time that it [follows](crate::Limiter::follow_control) the store's log.
     fn take_late(&self) -> Vec<LateAnswer> {
         Vec::new()
     }
@@ -183,13 +183,24 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// The answer to a bill that came after its deadline, when its request had been decided without it.
+/// An answer that came after its deadline, when its request had been decided without it.
 #[derive(Debug)]
-pub struct LateAnswer {
-    /// The bill that was sent.
-    pub bill: Box<OwnedBill>,
-    /// The outcome; [`StoreError::Unavailable`] if it is certain that nothing was executed.
-    pub answer: Result<Box<Outcome>, StoreError>,
+#[non_exhaustive]
+pub enum LateAnswer {
+    /// The answer to a bill.
+    Settled {
+        /// The bill that was sent.
+        bill: Box<OwnedBill>,
+        /// The outcome; [`StoreError::Unavailable`] if it is certain that nothing was executed.
+        answer: Result<Box<Outcome>, StoreError>,
+    },
+    /// The answer to a command, whose caller waited until the deadline.
+    Executed {
+        /// The command that was sent.
+        command: Box<Command>,
+        /// The answer.
+        answer: Box<Answer>,
+    },
 }
 
 /// One node's part of every limit while the store of all nodes is away: L divided by their number, and one unit more for each of

@@ -79,6 +79,31 @@ pub(super) fn end<R: Records>(
     Ok(ended)
 }
 
+/// Withdraws an attempt, so that neither its account nor its address counts it any more. Returns whether it was under way.
+pub(super) fn withdraw<R: Records>(
+    login: &Login,
+    attempt: &Attempt,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<bool, R::Error> {
+    // Where the attempt was counted, by the rules that it was counted under.
+    let open_ended = login.without_ceiling();
+    let (key, rules) = match attempt.folded {
+        Some(stand_in) => (Some(AccountKey::StandIn(stand_in)), &open_ended),
+        None => (attempt.account.map(AccountKey::Own), login),
+    };
+    if let Some(key) = key {
+        let Some(mut account) = records.account(key)? else { return Ok(false) };
+        // It was withdrawn before, or is a failure by now. Its address must not get a charge back twice.
+        if !account.withdraw(rules, attempt, now) {
+            return Ok(false);
+        }
+        records.save_account(key, account, SaveReason::Changed, rules, now)?;
+    }
+    with_address(login, attempt.address, records, now, |address| attempt.give_back_to(address, now))?;
+    Ok(true)
+}
+
 /// Ends an attempt that was counted under a stand-in for many accounts. A success makes its device known under the account's
 /// own key, if there is room for it by now: a token that no account remembers would be worthless.
 fn end_under_stand_in<R: Records>(

@@ -181,6 +181,14 @@ impl Plan<'_> {
         decision
     }
 
+    /// Delays an allowed request as a shadow ban does.
+    pub fn slow_down(&self, decision: &mut Decision) {
+        if decision.allowed() {
+            decision.delay = shadow_delay(self.policy.key(), self.trace());
+            decision.verdict = Verdict::Slow;
+        }
+    }
+
     /// Returns the answer to a request that should be slowed when no more requests can be delayed: a denial by its
     /// tightest limit, as if that had just been used up. Clients cannot tell it from a genuine denial. The caller refunds
     /// what the request was charged.

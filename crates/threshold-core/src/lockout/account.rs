@@ -191,6 +191,21 @@ impl Account {
         Ok(locked)
     }
 
+    /// Removes an attempt under way as if it had not been made. Returns whether it was under way.
+    pub(crate) fn withdraw(&mut self, login: &Login, attempt: &Attempt, now: Timestamp) -> bool {
+        let own = |track: &&mut Track| track.device == attempt.device && track.has(attempt.id);
+        let Some(track) = self.tracks.iter_mut().find(own) else { return false };
+        track.bring(login, now);
+        // It has timed out, and is a failure.
+        let Some(counted) = track.end(attempt.id) else { return false };
+        // If an operator lifted the locks meanwhile, the budget was cleared, as in `end`.
+        if counted {
+            track.budget.give_back(Mark::new(attempt.at, 1), now, attempt.id);
+        }
+        self.drop_idle_tracks();
+        true
+    }
+
     /// Makes the device that has just logged in a known one, and returns its new token. The older tokens of a known device stay
     /// valid until the new one is used: the answer with the new one may be lost, or another tab may be logging in with an old
     /// one.

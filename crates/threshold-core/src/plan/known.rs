@@ -86,6 +86,24 @@ impl Known {
         }
     }
 
+    /// Returns what a check of one limit without a policy has found, if it is a denial that a node may repeat.
+    #[must_use]
+    pub fn of_denied_limit(limit: &Limit, cost: u64, look: &Look, at: Timestamp) -> Option<Self> {
+        // A slot of a concurrency limit may be free again at any moment.
+        if look.allowed || limit.is_concurrency() {
+            return None;
+        }
+        Some(Self { at, found: Found::Balance { limit: *limit, terms: Terms::OF_ONE_LIMIT, cost, look: *look } })
+    }
+
+    /// Returns the denial of a cost under one limit at `now`; `None` if it is not known to be denied.
+    #[must_use]
+    pub fn denial_of(&self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
+        let terms = &Terms::OF_ONE_LIMIT;
+        let charge = Charge { key: Digest::from_u128(0), limit, cost, terms, subject: None };
+        self.look_of(&charge).filter(|look| !look.allowed && look.ready_at > now)
+    }
+
     /// Returns what it says about a charge.
     fn look_of(&self, charge: &Charge<'_>) -> Option<Look> {
         let Found::Balance { limit, terms, cost, look } = self.found else { return None };

@@ -10,7 +10,7 @@ use threshold_core::lockout::{
     account_digest, address_digest, canonical_account,
 };
 use threshold_core::policy::OnStoreError;
-use threshold_core::{Answer, Command, Digest, DigestKey, Ledger, Span, Timestamp, TraceId};
+use threshold_core::{Answer, Command, Digest, DigestKey, Format, Ledger, Span, Timestamp, TraceId};
 
 use crate::login_model::{Model, ModelAttempt};
 use crate::world::{gap, start};
@@ -203,6 +203,46 @@ proptest! {
                     model.reset(name);
                 }
             }
+        }
+    }
+
+    /// A withdrawn attempt leaves nothing: the account and the address answer everything that follows as if it had not been made,
+    /// and a second withdrawal changes nothing.
+    #[test]
+    fn a_withdrawn_attempt_was_never_made(
+        login in login(),
+        start in start(),
+        before in flood(),
+        after in flood(),
+    ) {
+        let mut without = LoginWorld::new(login.clone(), start);
+        let mut with = LoginWorld::new(login, start);
+        let play = |worlds: [&mut LoginWorld; 2], (gap, kind): (Span, u8)| {
+            worlds.map(|world| {
+                world.now = world.now.plus(gap);
+                let answer = world.attempt(account("ada"), Some(address(kind % 2)), None);
+                match (answer, kind) {
+                    (AttemptOutcome::Allowed(attempt), 2..) => (answer, world.result(&attempt, kind == 3).ok()),
+                    _ => (answer, None),
+                }
+            })
+        };
+        for event in before {
+            let answers = play([&mut without, &mut with], event);
+            prop_assert_eq!(answers[0], answers[1]);
+        }
+        let late = with.attempt(account("ada"), Some(address(0)), None);
+        without.ids = with.ids;
+        let AttemptOutcome::Allowed(late) = late else { return Ok(()) };
+        for first in [true, false] {
+            let command = Command::WithdrawLogin { login: with.login.clone(), attempt: late };
+            let read = Command::from_bytes(&command.to_bytes(Format::PRESENT));
+            prop_assert_eq!(read.as_ref(), Ok(&command));
+            prop_assert_eq!(with.ledger.execute(&command, with.now), Answer::Refunded { first });
+        }
+        for event in after {
+            let answers = play([&mut without, &mut with], event);
+            prop_assert_eq!(answers[0], answers[1]);
         }
     }
 

@@ -1,15 +1,19 @@
 //! The operations on any store, as async functions. On an `ImmediateStore` each is ready at the first poll.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use threshold_core::balance::Checked;
 use threshold_core::command::{Answer, Command};
 use threshold_core::key::TextKeys;
 use threshold_core::lockout::Account;
-use threshold_core::plan::{SubjectKeys, Verb};
+use threshold_core::plan::{Known, SubjectKeys, Verb};
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, OnExpire};
-use threshold_core::{Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Standing, TraceId};
+use threshold_core::{
+    Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Standing, Timestamp, TraceId,
+};
 
 use super::{LimitDecision, Limiter, Reserved};
 use crate::clock::Clock;
@@ -140,10 +144,37 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<LimitDecision, StoreError> {
         let text = key;
         let key = TextKeys::new(self.policy().key(), limit).digest(text);
+        if self.store.answers_at_once() {
+            return self
+                .ask_limit(text, key, limit, cost)
+                .await
+                .map(|(checked, at)| LimitDecision::new(limit, &checked, at));
+        }
+        let begun = self.moment();
+        if let Some((look, now)) = self.denials.repeat_limit(key, limit, cost, begun) {
+            return Ok(LimitDecision::new(limit, &Checked { look, mark: None, changed: false }, now));
+        }
+        let before = self.denials.version(key);
+        let (checked, at) = self.ask_limit(text, key, limit, cost).await?;
+        let denied = Known::of_denied_limit(limit, cost, &checked.look, at);
+        // A look that charges nothing leaves the denials as they are.
+        if denied.is_some() || checked.mark.is_some() {
+            self.denials.keep_limit(key, denied, (before, begun.own, self.moment()));
+        }
+        Ok(LimitDecision::new(limit, &checked, at))
+    }
+
+    async fn ask_limit(
+        &self,
+        text: &str,
+        key: Digest,
+        limit: &Limit,
+        cost: u64,
+    ) -> Result<(Checked, Timestamp), StoreError> {
         self.rekey_text(text, key, limit).await?;
         let command = Command::Limit { key, limit: *limit, cost, id: random_id() };
         match self.execute(command).await? {
-            Answer::Limited { checked, at } => Ok(LimitDecision::new(limit, &checked, at)),
+            Answer::Limited { checked, at } => Ok((checked, at)),
             other => Err(StoreError::unexpected(other)),
         }
     }
@@ -199,10 +230,21 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             return self.store.execute(command, self.time()).await;
         }
         let changed = changed_keys(&command);
+        let (account, standings) = match &command {
+            Command::ChangeAccount { account, .. } => (Some(*account), BTreeSet::new()),
+            Command::Forgive { keys } => (None, keys.standings.clone()),
+            _ => (None, BTreeSet::new()),
+        };
         let answered = self.store.execute(command, self.time()).await;
         // Also after a failure: the store may have carried it out all the same.
-        self.denials.forget(changed.iter().copied());
-        self.penalties.forget(changed);
+        self.denials.forget(changed);
+        // What it certainly has not carried out must not open a penalty or a lock that is known here.
+        if answered != Err(StoreError::Unavailable) {
+            self.penalties.forgive(&standings);
+            if let Some(account) = account {
+                self.locks.forget(account);
+            }
+        }
         answered
     }
 

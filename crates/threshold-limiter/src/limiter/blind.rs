@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::PoisonError;
 
-use threshold_core::command::Command;
+use threshold_core::command::{Answer, Command};
 use threshold_core::key::Partition;
-use threshold_core::{Balance, Bill, Digest, Limit, OwnedBill, Receipt, Span, Timestamp, TraceId, settle};
+use threshold_core::lockout::AttemptOutcome;
+use threshold_core::{Balance, Bill, Digest, Limit, Outcome, OwnedBill, Receipt, Span, Timestamp, TraceId, settle};
 
 use super::Limiter;
 use crate::clock::Clock;
@@ -184,7 +185,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Acts on an answer that came after its request was decided without it.
     async fn hear_late(&self, late: LateAnswer) {
-        let LateAnswer { bill, answer } = late;
+        match late {
+            LateAnswer::Settled { bill, answer } => self.hear_late_bill(&bill, answer).await,
+            LateAnswer::Executed { command, answer } => {
+                if let Some(withdrawal) = self.withdrawal(*command, *answer) {
+                    // If this fails as well, what was charged stays until it no longer counts.
+                    let _ = self.execute(withdrawal).await;
+                }
+            }
+        }
+    }
+
+    async fn hear_late_bill(&self, bill: &OwnedBill, answer: Result<Box<Outcome>, StoreError>) {
         // A caller that left before the deadline was neither admitted nor refused. Its charge stays.
         let Some((is_admitted, since)) = self.blind.was_admitted(bill.as_bill().trace()) else { return };
         match answer {
@@ -202,6 +214,29 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             }
             Err(StoreError::Unavailable) if is_admitted => self.blind.add(&bill.as_bill(), since),
             Ok(_) | Err(_) => {}
+        }
+    }
+
+    /// Returns the command that withdraws what a late one has charged or counted; `None` if nothing is to be withdrawn.
+    fn withdrawal(&self, late: Command, answer: Answer) -> Option<Command> {
+        match (late, answer) {
+            // Also if it was allowed by `local` or `open`: that attempt ends elsewhere, and this one would become a failure that
+            // nobody has made.
+            (
+                Command::BeginLogin { login, .. },
+                Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), .. },
+            ) => Some(Command::WithdrawLogin { login, attempt }),
+            (Command::Limit { key, limit, id, .. }, Answer::Limited { checked, at }) => {
+                let receipt = Receipt::of_charge(id, key, &limit, checked.mark?, at);
+                Some(Command::GiveBack(Box::new(receipt)))
+            }
+            // Nobody has the id of the reservation. If its request was admitted, its charges count until it expires.
+            (Command::Reserve { receipt, .. }, Answer::Done) => {
+                let id = receipt.id();
+                let refused = self.blind.was_admitted(id).is_some_and(|(is_admitted, _)| !is_admitted);
+                refused.then_some(Command::Release { id })
+            }
+            _ => None,
         }
     }
 }

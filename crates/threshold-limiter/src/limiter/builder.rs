@@ -191,6 +191,7 @@ impl<S: Store, C: Clock> LimiterBuilder<S, C> {
             stand_in: OnceLock::new(),
             denials: Default::default(),
             penalties: Default::default(),
+            locks: Default::default(),
             blind: Default::default(),
             #[cfg(feature = "wait")]
             waiters: self.waiters,

@@ -9,8 +9,9 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
+use threshold_core::limit::Look;
 use threshold_core::plan::{Known, MAX_CHARGES, MAX_SUBJECTS, Repeated};
-use threshold_core::{Decision, Digest, Outcome, Plan, Span, Timestamp};
+use threshold_core::{Decision, Digest, Limit, Outcome, Plan, Span, Timestamp};
 
 use crate::sync::{Mutex, MutexGuard};
 
@@ -146,6 +147,52 @@ impl Denials {
         known.asks <= MAX_ASKS
     }
 
+    /// Denies a cost under one limit by what is known, if that is enough. Returns what the limit answered, and the store's time by
+    /// now.
+    pub(super) fn repeat_limit(&self, key: Digest, limit: &Limit, cost: u64, now: Moment) -> Option<(Look, Timestamp)> {
+        if !self.is_used.load(Ordering::Relaxed) {
+            return None;
+        }
+        let (known, store_now) = self.known(key, cost, now)?;
+        let look = known.denial_of(limit, cost, store_now)?;
+        // What is known has the times of a smaller cost.
+        if known.cost() != cost && self.may_ask(key, now) {
+            return None;
+        }
+        Some((look, store_now))
+    }
+
+    /// Returns the version of the part that holds a key, before the store is asked.
+    pub(super) fn version(&self, key: Digest) -> u64 {
+        self.shard(key).map_or(0, |shard| shard.forgotten)
+    }
+
+    /// Keeps the answer to one limit: a denial, unless the key was forgotten in the meantime. A charge ends the denials before it,
+    /// because their times are too early after it.
+    pub(super) fn keep_limit(
+        &self,
+        key: Digest,
+        known: Option<Known>,
+        (before, asked, heard): (u64, Timestamp, Moment),
+    ) {
+        if known.is_none() && !self.is_used.load(Ordering::Relaxed) {
+            return;
+        }
+        self.is_used.store(true, Ordering::Relaxed);
+        let Some(mut shard) = self.shard(key) else { return };
+        match known {
+            Some(known) if shard.forgotten == before => {
+                shard.insert(key, Entry { known, asked, heard, is_rechecked: false });
+            }
+            Some(_) => {}
+            None => {
+                if let Some(kept) = shard.keys.get_mut(&key) {
+                    kept.entries.clear();
+                }
+            }
+        }
+    }
+
     /// Returns the versions of the parts that hold the keys of a plan, before the store is asked.
     pub(super) fn versions(&self, plan: &Plan<'_>) -> Versions {
         let versions = plan.repeatable_keys().map(|key| self.shard(key).map_or(0, |shard| shard.forgotten));
@@ -237,7 +284,10 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use threshold_core::{Balance, Facts, Policy, settle};
+    use std::time::Duration;
+
+    use threshold_core::limit::LimitOptions;
+    use threshold_core::{Balance, Facts, Policy, TraceId, settle};
 
     use super::*;
 
@@ -340,6 +390,45 @@ mod tests {
         keep(&denials, &late, after(1_000));
         assert!(is_repeated(&denials, &late, after(1_001)), "the others are over");
     }
+
+    /// A program that counted by `/v1/limit` asked the store for each of a thousand denials.
+    #[test]
+    fn the_denial_of_one_limit_is_repeated_for_its_cost_and_larger_ones() {
+        let (denials, key) = (Denials::default(), Digest::from_u128(7));
+        let limit = LimitOptions::new().limit(10, Duration::from_secs(3600)).unwrap();
+        let mut balance = Balance::default();
+        let ahead = NOW.plus(Span::HOUR);
+        let mut check = |cost| balance.check(&limit, cost, ahead, TraceId::default());
+        assert!(check(6).look.allowed);
+        let denied = check(5);
+        let known = |limit: &Limit| Known::of_denied_limit(limit, 5, &denied.look, ahead);
+        let repeats = |limit: &Limit, cost, millis| denials.repeat_limit(key, limit, cost, after(millis)).is_some();
+        assert!(!repeats(&limit, 5, 1));
+        denials.keep_limit(key, known(&limit), (denials.version(key), NOW, after(0)));
+        assert!(repeats(&limit, 5, 1) && !repeats(&limit, 4, 1), "a smaller cost may fit");
+        // A larger one asks for its own time, a bounded number of times.
+        assert_eq!((0..100).filter(|_| !repeats(&limit, 6, 1)).count(), MAX_ASKS as usize);
+        let other = LimitOptions::new().limit(11, Duration::from_secs(3600)).unwrap();
+        assert!(!repeats(&other, 5, 1), "a changed limit");
+        assert!(!repeats(&limit, 5, 950) && repeats(&limit, 5, 999) && !repeats(&limit, 5, 1_000));
+        let keep = |before| denials.keep_limit(key, known(&limit), (before, NOW, after(0)));
+        keep(denials.version(key));
+        denials.forget([key]);
+        assert!(!repeats(&limit, 5, 1));
+        let before = denials.version(key);
+        denials.forget([key]);
+        keep(before);
+        assert!(!repeats(&limit, 5, 1), "it was given back while the store was asked");
+        keep(denials.version(key));
+        denials.keep_limit(key, None, (denials.version(key), NOW, after(0)));
+        assert!(!repeats(&limit, 5, 1), "a smaller cost was charged");
+        let held = Limit::concurrent(1, Duration::from_secs(60)).unwrap();
+        let (mut balance, id) = (Balance::default(), TraceId::from_u128);
+        assert!(balance.check(&held, 1, ahead, id(1)).look.allowed);
+        let denied = balance.check(&held, 1, ahead, id(2)).look;
+        assert!(!denied.allowed && Known::of_denied_limit(&held, 1, &denied, ahead).is_none());
+    }
+
     /// A flood with another cost in each request asked the store each time.
     #[test]
     fn a_flood_of_different_costs_asks_a_bounded_number_of_times() {

@@ -42,13 +42,23 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision
     }
 
-    fn decide_by_mode(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
+    pub(super) fn decide_by_mode(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
         let reason = error.into();
         // A penalty in force denies in every mode, and so no mode lets a caller off who is known to be banned.
         if let Some(mut decision) = self.penalties.decide(plan, self.clock.now()) {
             decision.degraded = Some(reason);
             return decision;
         }
+        let mut decision = self.decide_unpunished(plan, error, now);
+        // A shadow ban must not be noticed by its end during an outage.
+        if plan.verb() != Verb::Record && self.penalties.is_shadowed(plan, self.clock.now()) {
+            plan.slow_down(&mut decision);
+        }
+        decision
+    }
+
+    fn decide_unpunished(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
+        let reason = error.into();
         // A record is of something that has happened, and is never denied.
         let otherwise = || plan.decide_blind(plan.verb() == Verb::Record, reason, now);
         match (error, plan.on_store_error()) {
@@ -88,6 +98,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         error: StoreError,
         now: Timestamp,
     ) -> Result<AttemptOutcome, StoreError> {
+        // In every mode, as with penalties: a lock that is known must not be opened.
+        if let Some(locked) = self.locks.refuse(tried, now) {
+            return Ok(locked);
+        }
         match (error, login.on_store_error) {
             (StoreError::Full, _) | (_, OnStoreError::Closed) => Err(error),
             (_, OnStoreError::Open) => {

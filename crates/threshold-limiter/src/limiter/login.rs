@@ -111,7 +111,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 Ok(()) => self.store.settle(&check, now, &mut outcome).await,
                 Err(error) => Err(error),
             };
-            if let Some(refusal) = refusal_of(login, &check, settled.map(|()| outcome), now)? {
+            if let Some(refusal) = self.refusal_of(login, &check, settled.map(|()| outcome), now)? {
                 return Ok(Attempted::Refused(refusal));
             }
         }
@@ -121,7 +121,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Err(error) => Err(error),
         };
         let (outcome, at) = match answered {
-            Ok(Answer::Attempted { outcome, at }) => (outcome, at),
+            Ok(Answer::Attempted { outcome, at }) => {
+                if !self.store.answers_at_once() {
+                    self.locks.see_attempt(&keys, &outcome, at);
+                }
+                (outcome, at)
+            }
             Ok(other) => return Err(StoreError::unexpected(other).into()),
             Err(error) => (self.attempt_without_store(&policy, login, &keys, error, now)?, now),
         };
@@ -142,7 +147,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             None => {
                 let command = Command::EndLogin { login: login.clone(), attempt, success, nonce };
                 match self.store.execute(command, now).await? {
-                    Answer::LoginEnded { ended, at } => (ended.map_err(|_| LoginError::UnknownAttempt)?, at),
+                    Answer::LoginEnded { ended, at } => {
+                        let ended = ended.map_err(|_| LoginError::UnknownAttempt)?;
+                        if !self.store.answers_at_once() {
+                            self.locks.see_result(&attempt, &ended, at);
+                        }
+                        (ended, at)
+                    }
                     other => return Err(StoreError::unexpected(other).into()),
                 }
             }
@@ -207,21 +218,31 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let account = self.policy().account_digest(account).map_err(|_| LoginError::WhoseAccount)?;
         account.ok_or(LoginError::NoAccount)
     }
-}
 
-/// Returns the refusal of a caller whom a ban, a list or a penalty keeps from logging in. Bans and lists apply without the store. Penalties need it;
-/// while it fails, they follow `on_store_error` of the login.
-fn refusal_of(
-    login: &Login,
-    check: &Plan<'_>,
-    settled: Result<Outcome, StoreError>,
-    now: Timestamp,
-) -> Result<Option<Refusal>, StoreError> {
-    match settled {
-        Ok(outcome) => Ok(Refusal::from_decision(&check.decide(&outcome))),
-        Err(error) => match Refusal::from_decision(&check.decide_blind(true, error.into(), now)) {
+    /// Returns the refusal of a caller whom a ban, a list or a penalty keeps from logging in. Bans and lists apply without the
+    /// store, and so do penalties that this node has seen; for others the mode of the login decides while the store fails.
+    fn refusal_of(
+        &self,
+        login: &Login,
+        check: &Plan<'_>,
+        settled: Result<Outcome, StoreError>,
+        now: Timestamp,
+    ) -> Result<Option<Refusal>, StoreError> {
+        let error = match settled {
+            Ok(outcome) => {
+                let decision = check.decide(&outcome);
+                if !self.store.answers_at_once() {
+                    self.penalties.see(check, &outcome, &decision, self.clock.now());
+                }
+                return Ok(Refusal::from_decision(&decision));
+            }
+            Err(error) => error,
+        };
+        let seen = self.penalties.decide(check, self.clock.now());
+        let decision = seen.unwrap_or_else(|| check.decide_blind(true, error.into(), now));
+        match Refusal::from_decision(&decision) {
             None if error == StoreError::Full || login.on_store_error == OnStoreError::Closed => Err(error),
             known => Ok(known),
-        },
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use threshold_core::command::Command;
+use threshold_core::command::{Answer, Command};
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
@@ -59,11 +59,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             let command = Command::Reserve { receipt: receipt.clone(), ttl: ttl.into(), on_expire };
             match self.store.execute(command, now).await {
                 Ok(_) => reserved.reservation = Some(id),
-                Err(error) => {
-                    // Without a stored reservation nothing would give back the charges when its time is over.
-                    self.withdraw(receipt, error, now).await;
-                    reserved.decision = self.decide_without_store(&plan, error, now);
-                }
+                Err(error) => reserved.decision = self.decide_unreserved(&plan, receipt, error, now).await,
             }
         }
         self.tell(facts, &reserved.decision, policy);
@@ -151,6 +147,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
+    /// Returns the present moment by this node's clock and by the store's.
+    pub(super) fn moment(&self) -> Moment {
+        Moment { own: self.clock.now(), store: self.store.now() }
+    }
+
     /// Settles a plan on a store that is asked over a network, unless the answer is known without it.
     async fn settle_remotely(
         &self,
@@ -165,8 +166,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             plan.conclude(outcome, decision);
             return true;
         }
-        let moment = || Moment { own: self.clock.now(), store: self.store.now() };
-        let begun = moment();
+        let begun = self.moment();
         if self.denials.repeat(plan, begun, outcome, decision) {
             return true;
         }
@@ -174,8 +174,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         match self.store.settle(plan, now, outcome).await {
             Ok(()) => {
                 plan.conclude(outcome, decision);
-                let heard = moment();
-                self.penalties.see(plan, outcome, heard.own);
+                let heard = self.moment();
+                self.penalties.see(plan, outcome, decision, heard.own);
                 if decision.allowed() {
                     self.denials.charged(plan, outcome, (begun.own, heard));
                 } else {
@@ -191,8 +191,31 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Gives back the charges of a reservation that the store did not confirm.
-    async fn withdraw(&self, holding: Box<Receipt>, error: StoreError, now: Timestamp) {
+    /// Decides a request that was charged, and whose reservation the store did not confirm.
+    async fn decide_unreserved(
+        &self,
+        plan: &Plan<'_>,
+        holding: Box<Receipt>,
+        error: StoreError,
+        now: Timestamp,
+    ) -> Decision {
+        let decision = self.decide_by_mode(plan, error, now);
+        let is_admitted = decision.allowed();
+        // Noted before the next call: the reservation may be confirmed late while that is under way.
+        if error == StoreError::Timeout {
+            self.blind.awaits(plan.trace(), is_admitted, now);
+        }
+        // Without a stored reservation nothing would give back the charges when its time is over.
+        let is_withdrawn = self.withdraw(holding, error, now).await;
+        // The store no longer counts a request that was admitted.
+        if is_withdrawn && is_admitted {
+            self.blind.add(plan.bill(), now);
+        }
+        decision
+    }
+
+    /// Gives back the charges of a reservation that the store did not confirm. Returns whether they were given back.
+    async fn withdraw(&self, holding: Box<Receipt>, error: StoreError, now: Timestamp) -> bool {
         let keys: Vec<_> = holding.keys().collect();
         let command = match error {
             // The store has answered that it kept nothing.
@@ -202,7 +225,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             StoreError::Timeout | StoreError::Unavailable => Command::Refund(holding),
         };
         // If this fails too, the charges stay until they expire. That denies too much, never too little.
-        let _ = self.store.execute(command, now).await;
+        let answered = self.store.execute(command, now).await;
         self.made_room(keys);
+        matches!(answered, Ok(Answer::Done | Answer::Refunded { first: true }))
     }
 }

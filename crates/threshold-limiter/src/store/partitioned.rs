@@ -110,6 +110,7 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
         }
         Command::BeginLogin { login, keys } => begin_login(store, login, keys).await,
         Command::EndLogin { login, attempt, success, nonce } => end_login(store, login, attempt, success, nonce).await,
+        Command::WithdrawLogin { login, attempt } => withdraw_login(store, login, attempt).await,
         _ => Err(StoreError::Unavailable),
     }
 }
@@ -328,13 +329,20 @@ async fn begin_login<P: Partitions>(store: &P, login: Login, keys: AttemptKeys) 
     if !charged.look.allowed {
         return Ok(Answer::Attempted { outcome: AttemptOutcome::TooMany { until: charged.look.ready_at }, at });
     }
-    match store.execute(store.partition(account), Command::BeginLogin { login, keys: own }).await? {
-        Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), at } => {
+    match store.execute(store.partition(account), Command::BeginLogin { login, keys: own }).await {
+        Ok(Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), at }) => {
             let outcome = AttemptOutcome::Allowed(attempt.with_address(address, &charged));
             Ok(Answer::Attempted { outcome, at })
         }
         // The address stays charged, as in one step: an address that keeps trying locked accounts is guessing.
-        other => Ok(other),
+        Ok(other) => Ok(other),
+        // No secret is checked without an answer. What the account has counted is not known, but its address is no guesser.
+        Err(error) => {
+            let receipt = charged.mark.map(|mark| Receipt::of_charge(id, address, &limit, mark, at));
+            let returned = receipt.map(|receipt| (store.partition(address), Command::GiveBack(Box::new(receipt))));
+            store.execute_later(returned.into_iter().collect());
+            Err(error.into())
+        }
     }
 }
 
@@ -379,6 +387,19 @@ async fn end_login<P: Partitions>(
     if let (Answer::LoginEnded { ended: Ok(outcome), .. }, Some(charge)) = (&answer, charge)
         && outcome.success
     {
+        adjust_or_retry(store, &Adjustment::giving_back(&charge)).await;
+    }
+    Ok(answer)
+}
+
+/// Withdraws a login attempt: from its account, then from its address.
+async fn withdraw_login<P: Partitions>(store: &P, login: Login, mut attempt: Attempt) -> Result<Answer, StoreError> {
+    let (counted, address) = (attempt.folded.or(attempt.account), attempt.address);
+    let partition = counted.or(address).map_or_else(|| store.home(attempt.id), |key| store.partition(key));
+    let elsewhere = address.is_some_and(|address| store.partition(address) != partition);
+    let charge = if elsewhere { attempt.take_address(&login) } else { None };
+    let answer = store.execute(partition, Command::WithdrawLogin { login, attempt }).await?;
+    if let (Answer::Refunded { first: true }, Some(charge)) = (&answer, charge) {
         adjust_or_retry(store, &Adjustment::giving_back(&charge)).await;
     }
     Ok(answer)

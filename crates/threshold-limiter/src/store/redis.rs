@@ -43,7 +43,7 @@ use super::{Kind, LateAnswer, Listed, Share, Store, StoreError};
 use cluster::Cluster;
 use connect::{Certificates, ConnectOptions, Connector};
 use executor::Executor;
-use late::LateAnswers;
+use late::{Handover, LateAnswers};
 use nodes::Nodes;
 use samples::Samples;
 use secret::SecretIds;
@@ -247,6 +247,22 @@ impl RedisStore {
     pub fn is_connected(&self) -> bool {
         self.executor.servers.is_connected()
     }
+
+    /// Executes a command whose late answer the limiter has to hear, so that it can withdraw what was charged or counted.
+    async fn execute_withdrawn(&self, command: Command, deadline: Duration) -> Result<Answer, StoreError> {
+        let (executor, late) = (self.executor.clone(), Arc::clone(&self.late));
+        let handover = Arc::new(Handover::default());
+        let (place, sent) = (Arc::clone(&handover), Box::new(command.clone()));
+        let operation = async move {
+            let answer = executor.execute(command).await;
+            if let Some(Ok(answer)) = place.answer(answer) {
+                late.add(LateAnswer::Executed { command: sent, answer: Box::new(answer) });
+            }
+            Ok(())
+        };
+        let waited = deadline::wait(deadline, operation).await;
+        handover.take().unwrap_or_else(|| Err(waited.err().unwrap_or(StoreError::Unavailable)))
+    }
 }
 
 impl Store for RedisStore {
@@ -264,7 +280,7 @@ impl Store for RedisStore {
             let answer = executor.settle(&bill).await;
             let ended = answer.as_ref().map(drop).map_err(|error| *error);
             if let Err(unheard) = sender.send(answer) {
-                late.add(LateAnswer { bill, answer: unheard.map(Box::new) });
+                late.add(LateAnswer::Settled { bill, answer: unheard.map(Box::new) });
             }
             ended
         };
@@ -301,6 +317,9 @@ impl Store for RedisStore {
                     | Command::ReadAccount { .. } => self.deadline.max(PATIENT_DEADLINE),
                     _ => self.deadline,
                 };
+                if late::is_withdrawn(&command) {
+                    return self.execute_withdrawn(command, deadline).await;
+                }
                 deadline::wait(deadline, async move { executor.execute(command).await }).await
             }
         }

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use threshold_core::command::{Answer, Command};
+use threshold_core::decision::Degraded;
 use threshold_core::plan::Verb;
 use threshold_core::receipt::Pending;
 use threshold_core::{Decision, Outcome, Plan, PlanError, Policy, Receipt, TraceId};
@@ -114,8 +115,14 @@ impl Admitted {
     fn of(plan: &Plan<'_>, outcome: &Outcome, decision: &Decision, settled: bool) -> Self {
         let delayed = !decision.delay().is_zero();
         let ends_later = decision.allowed() && (delayed || plan.ends_later());
-        // Without an answer of the store there are no marks by which charges could be given back.
-        if !settled || !ends_later {
+        // Without an answer of the store there are no marks by which charges could be given back, and no figures of limits that
+        // could be shown as full. A delayed request is then refused like others that need the store.
+        if !settled {
+            let reason = decision.degraded.unwrap_or(Degraded::StoreError);
+            let if_full = delayed.then(|| Box::new(plan.decide_blind(false, reason, decision.at)));
+            return Self { pending: None, if_full };
+        }
+        if !ends_later {
             return Self::default();
         }
         let pending = Some(Box::new(plan.pending(outcome)));

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use threshold_core::limit::LimitOptions;
 use threshold_core::policy::Layer;
-use threshold_core::{Decision, DigestKey};
+use threshold_core::{Decision, DigestKey, Limit};
 use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::{Facts, Limiter, Policy, Secret};
 
@@ -116,4 +117,33 @@ async fn a_refund_or_a_pardon_ends_a_denial_at_once_here_and_soon_elsewhere() {
     // A pause of two hours moves the end of a denial that is repeated.
     nodes[1].pause_async(Layer::User, "ada", Duration::from_secs(7200)).await.unwrap();
     assert!(check(&nodes[1], "ada").await.ready_at > paused.ready_at);
+}
+
+/// A program that counted by a limit of its own (`/v1/limit`) asked Redis for every denial.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_over_a_limit_without_a_policy_costs_one_call_a_second() {
+    let server = RedisServer::start();
+    let nodes = [node(&server, "").await, node(&server, "").await];
+    let limit = LimitOptions::new().limit(5, Duration::from_secs(3600)).unwrap();
+    for _ in 0..5 {
+        assert!(nodes[0].check_limit("a key", &limit, 1).await.unwrap().allowed);
+    }
+    let (before, began) = (reads(&server), Instant::now());
+    let first = nodes[0].check_limit("a key", &limit, 1).await.unwrap();
+    for _ in 1..1_000 {
+        let again = nodes[0].check_limit("a key", &limit, 1).await.unwrap();
+        assert!(!again.allowed && again.remaining == 0);
+        assert!(again.retry_after <= first.retry_after && again.retry_after >= Some(Duration::from_secs(1)));
+    }
+    // The first one, and one whenever the answer is 950 ms old.
+    let (asked, most) = (reads(&server) - before, 1 + began.elapsed().as_millis() / 950);
+    assert!(u128::from(asked) <= most, "{asked} reads in {:?}", began.elapsed());
+    // Slots of a concurrency limit are free as soon as another node gives one back.
+    let held = Limit::concurrent(1, Duration::from_secs(3600)).unwrap();
+    assert!(nodes[1].check_limit("held", &held, 1).await.unwrap().allowed);
+    let before = reads(&server);
+    for _ in 0..10 {
+        assert!(!nodes[0].check_limit("held", &held, 1).await.unwrap().allowed);
+    }
+    assert!(reads(&server) - before >= 10);
 }

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use threshold_core::decision::Verdict;
 use threshold_core::{Decision, DigestKey, KeyId};
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
 use threshold_limiter::store::{Share, Store as _};
-use threshold_limiter::{Facts, Limiter, Policy, Secret};
+use threshold_limiter::{Attempted, Facts, Limiter, LoginError, LoginRequest, Policy, Secret};
 
 use crate::process::RedisServer;
 
@@ -163,6 +164,110 @@ async fn penalties_that_a_node_has_seen_hold_without_the_store() {
         assert!(denied.ready_at <= punished.ready_at);
         assert!(check(&node, "bob").await.allowed());
     }
+}
+
+/// Waits until a node has noticed that its server is gone.
+async fn unreachable_for(node: &Node) {
+    while node.store().is_connected() {
+        let _ =
+            node.check_async(&Facts { user: Some("a probe"), ip: "192.0.2.9".parse().ok(), ..Facts::default() }).await;
+    }
+}
+
+/// A user who was slowed down noticed that Redis was away: the answers came at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn shadow_bans_that_a_node_has_seen_hold_without_the_store() {
+    for mode in ["open", "local"] {
+        let mut server = RedisServer::start();
+        let rule = |category: &str, limit: &str| {
+            format!(
+                "[[rule]]\nname = '{category}'\nper = ['user']\nlimit = '{limit}'\nladder = 'own'\n\
+                 match = {{ category = '{category}' }}\non_store_error = '{mode}'\n"
+            )
+        };
+        let policy = format!("[ladders.own]\nrungs = ['shadow']\n{}{}", rule("post", "1/day"), rule("read", "99/day"));
+        let nodes = nodes(&server, 2, &policy).await;
+        let post = Facts { user: Some("ada"), category: Some("post"), ..Facts::default() };
+        for _ in 0..2 {
+            let _ = nodes[0].check_async(&post).await.unwrap();
+        }
+        let read = async |node: &Node, user| {
+            node.check_async(&Facts { user: Some(user), category: Some("read"), ..Facts::default() }).await.unwrap()
+        };
+        // This node has not seen the strike, only its consequence.
+        assert_eq!(read(&nodes[1], "ada").await.verdict, Verdict::Slow);
+        server.kill();
+        for node in &nodes {
+            unreachable_for(node).await;
+            let slowed = read(node, "ada").await;
+            assert!(slowed.degraded.is_some() && slowed.allowed(), "{mode}: {slowed:?}");
+            assert_eq!(slowed.verdict, Verdict::Slow, "{mode}");
+            assert!(slowed.delay() >= Duration::from_secs(1), "{mode}");
+            assert_eq!(read(node, "bob").await.verdict, Verdict::Allow, "{mode}");
+        }
+    }
+}
+
+fn login(account: &str) -> LoginRequest<'_> {
+    LoginRequest { account: Some(account), ip: "192.0.2.1".parse().ok(), ..LoginRequest::default() }
+}
+
+/// With `on_store_error = "open"` a locked account could be guessed at as soon as Redis was away.
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_that_a_node_has_seen_hold_without_the_store() {
+    for mode in ["open", "local", "closed"] {
+        let mut server = RedisServer::start();
+        let policy = format!("{TEN_A_DAY}[login]\non_store_error = '{mode}'\n");
+        let nodes = nodes(&server, 2, &policy).await;
+        for _ in 0..3 {
+            let Attempted::Allowed(attempt) = nodes[0].login_attempt_async(&login("ada")).await.unwrap() else {
+                panic!("three attempts are allowed");
+            };
+            assert!(!nodes[0].login_result_async(&attempt, false).await.unwrap().success);
+        }
+        // One node has seen the failure that locked, the other one the refusal of an attempt.
+        assert!(matches!(nodes[1].login_attempt_async(&login("ada")).await.unwrap(), Attempted::Refused(_)));
+        server.kill();
+        for node in &nodes {
+            unreachable_for(node).await;
+            // An operator cannot lift it without the store, and a failed try must not open it.
+            assert!(node.pardon_account_async("ada").await.is_err());
+            let Attempted::Refused(refusal) = node.login_attempt_async(&login("ada")).await.unwrap() else {
+                panic!("{mode}: the account is locked");
+            };
+            assert_eq!(refusal.code(), "account_locked", "{mode}");
+            assert!(
+                refusal.retry_after_secs().is_some_and(|seconds| (1..=60).contains(&seconds)),
+                "{mode}: {refusal:?}"
+            );
+            match node.login_attempt_async(&login("bob")).await {
+                Ok(Attempted::Allowed(_)) => assert_ne!(mode, "closed"),
+                Err(LoginError::Store(_)) => assert_eq!(mode, "closed"),
+                other => panic!("{mode}: {other:?}"),
+            }
+        }
+    }
+}
+
+/// An address that a ladder had banned could try passwords while Redis was away.
+#[tokio::test(flavor = "multi_thread")]
+async fn penalties_that_a_node_has_seen_refuse_logins_without_the_store() {
+    let mut server = RedisServer::start();
+    let policy = "[ladders.own]\nrungs = ['ban 1h']\n[login]\non_store_error = 'open'\n\
+        [[rule]]\nname = 'address'\nper = ['ip']\nlimit = '1/day'\nladder = 'own'\nban_shared = true\non_store_error = 'open'\n";
+    let node = node(&server, policy).await;
+    let facts = Facts { ip: login("ada").ip, ..Facts::default() };
+    for _ in 0..2 {
+        let _ = node.check_async(&facts).await.unwrap();
+    }
+    server.kill();
+    unreachable_for(&node).await;
+    let Attempted::Refused(refusal) = node.login_attempt_async(&login("ada")).await.unwrap() else {
+        panic!("the address is banned");
+    };
+    assert_eq!(refusal.code(), "banned");
+    let other = LoginRequest { ip: "192.0.2.2".parse().ok(), ..login("ada") };
+    assert!(matches!(node.login_attempt_async(&other).await.unwrap(), Attempted::Allowed(_)));
 }
 
 /// A server that was slow for a moment charged requests that had been refused by then.

@@ -15,6 +15,7 @@ mod denials;
 mod failure;
 mod faults;
 mod imports;
+mod late;
 mod law;
 mod lost;
 mod messages;

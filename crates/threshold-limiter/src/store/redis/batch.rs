@@ -189,7 +189,7 @@ fn named(command: &Command) -> Vec<RecordKey> {
         Command::BeginLogin { keys, .. } => {
             keys.account.map(account).into_iter().chain(keys.address.map(balance)).collect()
         }
-        Command::EndLogin { attempt, .. } => {
+        Command::EndLogin { attempt, .. } | Command::WithdrawLogin { attempt, .. } => {
             attempt.account.map(account).into_iter().chain(attempt.address.map(balance)).collect()
         }
         Command::Reserve { receipt, .. } => vec![reservation(receipt.id())],
