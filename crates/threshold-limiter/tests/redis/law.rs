@@ -76,7 +76,9 @@ fn policy(rules: &[Rule], more: u64) -> Policy {
 }
 
 /// Woken by: a bucket that does not carry its fraction, a window of the clock that begins at its first request, an estimate that
-/// rounds its weight down, a log that keeps the cost of entries which have left, and a bucket that ignores changed figures.
+/// rounds its weight down, a log that keeps the cost of entries which have left, and a bucket that ignores changed figures. Where
+/// charges are given back: a bucket that does not carry its fraction, a window that is not that of the charge, a log that keeps its old
+/// sum, and an estimate whose count of the current window is dropped a period early.
 #[test]
 fn every_answer_on_redis_is_the_answer_in_memory() {
     let server = RedisServer::start_with_clock();
