@@ -373,7 +373,7 @@ fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<Str
         put("rule", json!(rule.map(|rule| rule.name.as_ref())));
         if let Some(rule) = rule {
             let caller = Caller::new(facts, policy);
-            if rule.is_by_tier() || rule.per.contains(&Per::Category) {
+            if rule.is_by_category() {
                 put("category", json!(caller.category));
             }
             if rule.layer == Layer::Endpoint || rule.per.contains(&Per::Endpoint) {

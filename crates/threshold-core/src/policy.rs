@@ -182,7 +182,7 @@ impl Policy {
         for rule in Arc::make_mut(&mut self.rules) {
             rule.digest_with(key);
             // A limit by tier has a budget for each category.
-            let category = rule.is_by_tier() && !rule.per.contains(&Per::Category);
+            let category = rule.is_limited_by_category() && !rule.per.contains(&Per::Category);
             let floors = rule.on_missing == OnMissing::Floor;
             let counted = CountedBy::new(rule.per.clone(), category, floors, scope, key);
             // A fallback depends on what other rules match, so its identity may not be needed at all.

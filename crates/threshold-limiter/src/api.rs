@@ -37,6 +37,7 @@ pub use answer::Answer;
 pub use error::{ApiError, ErrorBody, to_json};
 pub use limit::{LimitAnswer, LimitBody, LimitCall};
 pub use names::{Address, LayerName, layer_named, unknown_layer};
+pub(crate) use read::{Object, field_of};
 pub use read::{read, read_requests};
 pub use request::{Lists, MAX_ITEMS, RequestBody, Requests};
 pub use text::{Pairs, Text, Whole};

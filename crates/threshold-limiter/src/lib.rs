@@ -55,6 +55,8 @@ pub mod observer;
 mod prefetch;
 pub mod store;
 mod sync;
+#[cfg(feature = "api")]
+pub mod tenant_config;
 #[cfg(feature = "tower")]
 pub mod tower;
 

@@ -65,6 +65,10 @@ pub(crate) enum Command {
 pub(crate) struct ServeArgs {
     /// The policy file; without one, the starter policy
     pub(crate) policy: Option<PathBuf>,
+    /// A folder with a file for each tenant, TENANT.json or TENANT/tenant.config.json, whose rateLimit.perMinute and
+    /// rateLimit.burst apply above the policy; changes are loaded like those of the policy
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tenants: Option<PathBuf>,
     /// Where to listen: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub(crate) http: Address,
@@ -156,7 +160,7 @@ for --http; --admin needs THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN for any 
 THRESHOLD_SECRET is the installation's secret, in place of the file beside the journal; THRESHOLD_SECRET_OLD is the previous \
 one, while the secret is rotated.
 
-SIGHUP, or a change of the file, reloads the policy; an invalid one is reported, and the old one stays in force. SIGTERM stops \
+SIGHUP, or a change of the file, reloads the policy and the files of --tenants; an invalid one is reported, and the old one stays in force. SIGTERM stops \
 accepting connections, waits for requests in progress, and exits.";
 
 /// The format of log lines.

@@ -1,11 +1,13 @@
-//! Reloads changed files while the server runs: the policy, the keys that verify JWTs, and the TLS certificate.
+//! Reloads changed files while the server runs: the policy, the limits of tenants, the keys that verify JWTs, and the TLS
+//! certificate.
 //!
 //! If a file cannot be used, the error is logged and set in `/readyz`, and the present contents stay in force.
 
+mod tenants;
 mod watch;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use threshold_core::policy::{Finding, Policy};
@@ -16,6 +18,7 @@ use crate::jwt::{self, TokenKeys};
 use crate::serve::Certificates;
 use crate::serve::policy_support;
 use crate::source::Source;
+pub(crate) use tenants::TenantFolder;
 use watch::{Contents, Found, Watch};
 
 /// How often files are checked. A change must be seen twice, so it is in force about a second after it was written.
@@ -30,6 +33,15 @@ pub(crate) struct Reloader {
     /// Whether a policy without rules may be loaded.
     allow_empty: bool,
     watched: Vec<Watched>,
+    tenants: Option<Tenants>,
+}
+
+/// The limits of tenants, and the policy that they are put above.
+struct Tenants {
+    /// Shared with the thread that reads the files, which goes on if a signal interrupts a check.
+    folder: Arc<Mutex<TenantFolder>>,
+    /// The policy of the file.
+    policy: Policy,
 }
 
 /// Files that are loaded together, and their kind.
@@ -49,13 +61,19 @@ enum Kind {
 impl Reloader {
     /// A reloader that watches nothing yet. `allow_empty` allows a policy without rules.
     pub(crate) fn new(app: Arc<App>, allow_empty: bool) -> Self {
-        Self { app, allow_empty, watched: Vec::new() }
+        Self { app, allow_empty, watched: Vec::new(), tenants: None }
     }
 
     /// Watches a policy file whose present text is in force.
     pub(crate) fn watch_policy(&mut self, path: PathBuf, text: String) {
         let watch = Watch::new(&Ok(vec![text.into_bytes()]));
         self.watched.push(Watched { paths: vec![path], watch, kind: Kind::Policy });
+    }
+
+    /// Watches a folder of tenants whose limits are in force above this policy.
+    pub(crate) fn watch_tenants(&mut self, folder: TenantFolder, policy: Policy) {
+        self.app.health.set_tenants(folder.problem());
+        self.tenants = Some(Tenants { folder: Arc::new(Mutex::new(folder)), policy });
     }
 
     /// Watches the files of a certificate and its key, whose present contents are in force.
@@ -95,7 +113,7 @@ impl Reloader {
             if let Ok(Some(found)) = found
                 && let Some(contents) = watched.watch.take(found, SystemTime::now())
             {
-                renewed = watched.load(&contents, &self.app, self.allow_empty).or(renewed);
+                renewed = watched.load(&contents, (&self.app, self.tenants.as_mut()), self.allow_empty).or(renewed);
             }
             // At every check, also if the files are unchanged: a certificate expires by itself.
             if let Kind::Certificate(certificates) = &watched.kind {
@@ -104,6 +122,7 @@ impl Reloader {
         }
         // After the loop, which borrows the list that this changes.
         self.watch_new_keys(renewed);
+        self.read_tenants(|folder| folder.check(SystemTime::now())).await;
     }
 
     /// Loads all files now, changed or not (SIGHUP).
@@ -118,10 +137,29 @@ impl Reloader {
                 // Before the load and whatever its result: contents that are refused now must not be refused again
                 // half a second later.
                 watched.watch = Watch::new(&contents);
-                renewed = watched.load(&contents, &self.app, self.allow_empty).or(renewed);
+                renewed = watched.load(&contents, (&self.app, self.tenants.as_mut()), self.allow_empty).or(renewed);
             }
         }
         self.watch_new_keys(renewed);
+        self.read_tenants(TenantFolder::reload).await;
+    }
+
+    /// Reads the tenants' folder, and puts the limits in force if they have changed.
+    async fn read_tenants(&mut self, read: impl FnOnce(&mut TenantFolder) + Send + 'static) {
+        let Some(tenants) = &mut self.tenants else { return };
+        let folder = Arc::clone(&tenants.folder);
+        let read = tokio::task::spawn_blocking(move || {
+            let mut folder = lock(&folder);
+            read(&mut folder);
+            folder.has_changed()
+        });
+        // What an interrupted check has read is marked as changed, and put in force by the next one.
+        if let Ok(true) = read.await {
+            let mut policy = tenants.policy.clone();
+            let count = tenants.apply(&mut policy, &self.app);
+            let generation = self.app.desk.reload_policy(policy);
+            tracing::info!(tenants = count, generation, "tenants' limits reloaded");
+        }
     }
 
     /// Watches the keys of a policy that was just loaded.
@@ -139,13 +177,18 @@ impl Watched {
     }
 
     /// Puts the contents in force, or reports why not. Returns the policy's keys if a policy was loaded.
-    fn load(&self, contents: &Contents, app: &App, allow_empty: bool) -> Option<NewPolicy> {
+    fn load(
+        &self,
+        contents: &Contents,
+        (app, tenants): (&App, Option<&mut Tenants>),
+        allow_empty: bool,
+    ) -> Option<NewPolicy> {
         let files = contents.as_deref().map_err(Clone::clone);
         match &self.kind {
             Kind::Policy => {
                 let [path] = self.paths.as_slice() else { return None };
                 let text = files.map(<[Vec<u8>]>::concat);
-                return load_policy(path, text, app, allow_empty);
+                return load_policy(path, text, (app, tenants), allow_empty);
             }
             Kind::Keys(verifier) => {
                 let contents = files.map(<[Vec<u8>]>::concat);
@@ -175,21 +218,45 @@ impl Watched {
     }
 }
 
+impl Tenants {
+    /// Puts the limits of tenants above a policy, and reports those that cannot be used. Returns the number of tenants.
+    fn apply(&self, policy: &mut Policy, app: &App) -> usize {
+        let mut folder = lock(&self.folder);
+        let count = folder.apply(policy);
+        app.health.set_tenants(folder.problem());
+        count
+    }
+}
+
+fn lock(folder: &Mutex<TenantFolder>) -> MutexGuard<'_, TenantFolder> {
+    // Each file is updated as a whole, so that a panic leaves nothing half changed.
+    folder.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The keys of a policy that was just loaded.
 struct NewPolicy {
     keys: Option<TokenKeys>,
 }
 
-fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_empty: bool) -> Option<NewPolicy> {
+fn load_policy(
+    path: &Path,
+    bytes: Result<Vec<u8>, String>,
+    (app, tenants): (&App, Option<&mut Tenants>),
+    allow_empty: bool,
+) -> Option<NewPolicy> {
     let name = path.display().to_string();
     match usable(path, bytes, &app.desk.policy(), allow_empty) {
-        Ok((policy, keys)) => {
+        Ok((mut policy, keys)) => {
             // The store was allocated at the start, and its balances are not moved.
             if policy.memory() != app.desk.policy().memory() {
                 tracing::warn!(policy = name, "change of [memory] takes effect at the next start");
             }
             // Read before the policy is moved into the desk, where settings may be put on top of it.
             let (rules, is_empty) = (policy.rules().len(), policy.is_empty());
+            if let Some(tenants) = tenants {
+                tenants.policy = policy.clone();
+                tenants.apply(&mut policy, app);
+            }
             let generation = app.desk.reload_policy(policy);
             app.health.set_policy(None);
             // The policy could not have been loaded without keys, so an earlier problem with them is solved.

@@ -34,7 +34,7 @@ use crate::door::{App, Audience, Bounds, Doors, Hosts};
 use crate::init::PRESETS;
 use crate::jwt;
 use crate::log;
-use crate::reload::Reloader;
+use crate::reload::{Reloader, TenantFolder};
 use crate::source::Source;
 pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
@@ -67,7 +67,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         anyhow::bail!("{}: {reason}", source.name);
     }
     source.warn_of_zero_limits();
-    let (policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
+    let (mut policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
+    let written = policy.clone();
+    let mut tenants = args.tenants.as_deref().map(TenantFolder::open).transpose()?;
+    let tenants_applied = tenants.as_mut().map(|tenants| tenants.apply(&mut policy));
     policy_support::warn_of_unsupported(&policy);
     let tokens = Tokens::from_environment()?;
     let hosts = [caller_hosts(args, &tokens), operator_hosts(args, &tokens)];
@@ -103,6 +106,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
             http: &http,
             admin: admin.as_ref(),
             store,
+            tenants: tenants_applied,
         };
         // After the listeners, the store and the journal: scripts take this output as the sign that the server is up.
         banner.announce()?;
@@ -114,6 +118,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         // The built-in starter policy and one from standard input have no file to watch.
         if let Some(path) = args.policy.clone().filter(|path| path.as_os_str() != "-") {
             reloader.watch_policy(path, source.text);
+        }
+        if let Some(tenants) = tenants {
+            reloader.watch_tenants(tenants, written);
         }
         reloader.watch_keys(keys);
         if let Some((certificates, files)) = tls {

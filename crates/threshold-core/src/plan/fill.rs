@@ -84,7 +84,7 @@ impl Policy {
                 Some((scaled.unwrap_or(measured), None))
             }
             Measure::Unlimited => None,
-            Measure::Tier(shape) => {
+            Measure::Tier(shape) | Measure::NamedByTier(shape) => {
                 let (measured, source) = self.tiers.limit(*shape, &rule.per, caller)?;
                 Some((measured, Some(source)))
             }

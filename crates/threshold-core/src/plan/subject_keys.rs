@@ -162,8 +162,10 @@ impl Policy {
         }
         match &rule.measure {
             Measure::Fixed(measured) => add(&measured.limit),
-            Measure::Tier(shape) if of_others => self.tiers.owned(*shape, caller.category).for_each(add),
-            Measure::Tier(_) | Measure::Unlimited => {}
+            Measure::Tier(shape) | Measure::NamedByTier(shape) if of_others => {
+                self.tiers.owned(*shape, caller.category).for_each(add);
+            }
+            Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => {}
         }
         limits
     }

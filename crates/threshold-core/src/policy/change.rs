@@ -123,7 +123,7 @@ impl Policy {
         match &rule.measure {
             Measure::Unlimited => BTreeSet::new(),
             Measure::Fixed(measured) => measured.limit.algorithm().into_iter().collect(),
-            Measure::Tier(shape) => self.tiers.algorithms(*shape),
+            Measure::Tier(shape) | Measure::NamedByTier(shape) => self.tiers.algorithms(*shape),
         }
     }
 }

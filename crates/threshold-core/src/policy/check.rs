@@ -68,22 +68,25 @@ pub(super) fn categories(loader: &mut Loader<'_>, file: &PolicyFile) {
 
 /// Reports tiers that are missing or have no limit for a category.
 pub(super) fn tiers(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, rules: &[(Rule, Range<usize>)]) {
-    let by_tier = || rules.iter().filter(|(rule, _)| rule.is_by_tier());
+    // Not those with `"tier:NAME"`: without that name they limit nothing, and only some tenants may have it.
+    let by_category = || rules.iter().filter(|(rule, _)| rule.is_limited_by_category());
     // An unknown tier has no limit, so rules by tier would let everything through.
     if tiers.tiers.is_empty() && tiers.tenants.is_empty() && tiers.users.is_empty() {
-        for (_, span) in by_tier() {
+        for (_, span) in by_category() {
             let help = "add [tiers.NAME] with a limit for each category, and default_tier under [identity]";
             loader.error("no-tiers", span.clone(), "limit = \"tier\" needs tiers, and the policy has none", help);
         }
     }
     for (name, table) in &file.tiers.0 {
-        for (category, _) in table.0.iter().filter(|(category, _)| !is_category(file, &category.value)) {
+        for (category, _) in
+            table.0.iter().filter(|(name, _)| !is_category(file, &name.value) && !tiers.is_named(&name.value))
+        {
             let message = format!("no category is called \"{}\"", category.value);
             loader.warning("unknown-category", category.span.clone(), message, &known_categories(file));
         }
         let all = file.category.iter().map(|own| own.name.value.as_str()).chain([DEFAULT_CATEGORY]);
         let missing: Vec<&str> = all.filter(|own| !table.0.iter().any(|(key, _)| key.value == *own)).collect();
-        if by_tier().next().is_some() && !missing.is_empty() {
+        if by_category().next().is_some() && !missing.is_empty() {
             let message = format!("the tier \"{}\" has no limit for {}", name.value, missing.join(", "));
             let help = "such requests are not limited; write \"unlimited\" if that is meant";
             loader.warning("tier-without-category", name.span.clone(), message, help);
@@ -132,7 +135,9 @@ pub(super) fn strikes_outlast_waits(
         let Some(ladder) = ladder.filter(|ladder| ladder.rungs.len() > 1) else { continue };
         let wait = match &rule.measure {
             Measure::Fixed(measured) => rule.strike_wait(&measured.limit),
-            Measure::Tier(shape) => tiers.all_of_shape(*shape).filter_map(|limit| rule.strike_wait(limit)).max(),
+            Measure::Tier(shape) | Measure::NamedByTier(shape) => {
+                tiers.all_of_shape(*shape).filter_map(|limit| rule.strike_wait(limit)).max()
+            }
             Measure::Unlimited => None,
         };
         if let Some(wait) = wait.filter(|wait| *wait >= ladder.decay) {

@@ -180,7 +180,7 @@ pub(crate) struct RuleFile {
     /// What requests are counted by: `ip`, `ip/48`, `tenant`, `user`, `tier`, `category`, `endpoint`, `method`, `host`,
     /// `header:NAME`, `fact:NAME`; `[]` is one budget shared by all requests.
     pub(crate) per: Option<Texts>,
-    /// `"100/min"`, `"50MB/day"`, `"100/min burst 20"`, `"unlimited"`, or `"tier"`.
+    /// `"100/min"`, `"50MB/day"`, `"100/min burst 20"`, `"unlimited"`, `"tier"`, or `"tier:NAME"`.
     pub(crate) limit: Option<Text>,
     /// The algorithm. Default: `token-bucket` up to a minute, else `sliding-window`.
     pub(crate) algorithm: Option<Located<AlgorithmName>>,

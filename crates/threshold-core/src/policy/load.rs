@@ -386,7 +386,8 @@ impl<'s> Loader<'s> {
             let Some(quota) = self.quota(text) else { continue };
             self.warn_of_zero(text, quota);
             let mut refuse = |message| self.error("impossible-limit", text.span.clone(), message, "");
-            let shaped = shapes.all().map(|shape| shape.measured(quota).map_err(&mut refuse).ok().flatten());
+            let shaped =
+                shapes.all().map(|shape| shape.measured_as(&category.value, quota).map_err(&mut refuse).ok().flatten());
             let shaped: Vec<Option<Measured>> = shaped.collect();
             let estimate = shaped.iter().flatten().map(|own| &own.limit).find(|own| own.steady_share().is_some());
             self.warn_of_small_estimate(text, estimate);

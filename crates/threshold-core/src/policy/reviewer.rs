@@ -81,14 +81,16 @@ fn plain_limit(rule: &Rule) -> Option<&Limit> {
         Measure::Fixed(Measured { limit, cost: CostOf::Requests }) if rule.count.is_none() && !rule.fallback => {
             Some(limit).filter(|limit| limit.is_over_time())
         }
-        Measure::Fixed(_) | Measure::Tier(_) | Measure::Unlimited => None,
+        Measure::Fixed(_) | Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => None,
     }
 }
 
 /// Returns the limits of a rule that counts every matching request as one: one, or those of all tiers. Empty if any of them
 /// counts something else.
 fn plain_limits<'r>(rule: &'r Rule, tiers: &'r Tiers) -> Vec<&'r Limit> {
-    let Measure::Tier(shape) = rule.measure else { return plain_limit(rule).into_iter().collect() };
+    let (Measure::Tier(shape) | Measure::NamedByTier(shape)) = rule.measure else {
+        return plain_limit(rule).into_iter().collect();
+    };
     let is_plain = |own: &Measured| own.cost == CostOf::Requests && own.limit.is_over_time();
     let all: Vec<&Measured> = tiers.measured_of_shape(shape).collect();
     if rule.count.is_some() || rule.fallback || !all.iter().all(|own| is_plain(own)) {

@@ -219,6 +219,8 @@ pub(crate) enum Measure {
     Fixed(Measured),
     /// By tenant or user, tier and category. The number is the index of the rule's shape in [`Tiers`](super::tiers::Tiers).
     Tier(usize),
+    /// By tenant or user and tier, under a name that does not depend on the category. The number is as for `Tier`.
+    NamedByTier(usize),
     /// No limit: the rule matches and charges nothing.
     Unlimited,
 }
@@ -328,7 +330,7 @@ impl Rule {
     pub fn fixed_limit(&self) -> Option<&Limit> {
         match &self.measure {
             Measure::Fixed(measured) => Some(&measured.limit),
-            Measure::Tier(_) | Measure::Unlimited => None,
+            Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => None,
         }
     }
 
@@ -337,7 +339,7 @@ impl Rule {
     pub fn notation(&self) -> Option<String> {
         match &self.measure {
             Measure::Fixed(measured) => Some(measured.limit.notation(measured.cost.unit())),
-            Measure::Tier(_) | Measure::Unlimited => None,
+            Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => None,
         }
     }
 
@@ -346,19 +348,24 @@ impl Rule {
     pub fn counts(&self) -> Option<&CostOf> {
         match &self.measure {
             Measure::Fixed(measured) => Some(&measured.cost),
-            Measure::Tier(_) | Measure::Unlimited => None,
+            Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => None,
         }
     }
 
     /// Returns whether the limit depends on the tier.
     #[must_use]
     pub fn is_by_tier(&self) -> bool {
+        matches!(self.measure, Measure::Tier(_) | Measure::NamedByTier(_))
+    }
+
+    /// Returns whether the limit is that of the request's category, which then has a budget of its own.
+    pub(crate) fn is_limited_by_category(&self) -> bool {
         matches!(self.measure, Measure::Tier(_))
     }
 
     /// Returns whether each category of requests has a budget of its own.
     pub(crate) fn is_by_category(&self) -> bool {
-        self.is_by_tier() || self.per.contains(&Per::Category)
+        self.is_limited_by_category() || self.per.contains(&Per::Category)
     }
 }
 

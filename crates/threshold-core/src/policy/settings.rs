@@ -199,6 +199,23 @@ impl Policy {
         }
     }
 
+    /// Overrides limits of a tenant as its table in the policy's file does, below the settings of operators. A limit that is left
+    /// out stays as the file has it. The first call on a policy that shares its tables with another copies them.
+    ///
+    /// # Errors
+    /// If the name or a limit does not fit this policy, which then stays unchanged.
+    pub fn override_tenant<'l>(
+        &mut self,
+        tenant: &str,
+        limits: impl IntoIterator<Item = (&'l str, &'l str)>,
+    ) -> Result<(), SettingError> {
+        let name: Box<str> = self.name_given(Owner::Tenant, tenant)?.as_ref().into();
+        let compiled = limits.into_iter().map(|(limit, text)| Ok((limit.into(), self.given_limit(limit, text)?)));
+        let compiled: Categories = compiled.collect::<Result<_, SettingError>>()?;
+        self.tiers.override_tenant(name, compiled);
+        Ok(())
+    }
+
     /// Removes a setting. Returns whether there was one.
     pub fn take_back(&mut self, owner: Owner, name: &str) -> bool {
         // A setting from an earlier `user_scope` is stored under a name that does not parse any more, and must still be
@@ -305,16 +322,17 @@ impl Policy {
 
     fn given_limit(&self, category: &str, text: &str) -> Result<Vec<Option<Measured>>, SettingError> {
         let known = self.categories.iter().map(|own| own.name.as_ref()).chain([DEFAULT_CATEGORY]);
-        let mut known = known.chain(self.tiers.written().tiers.values().flat_map(Categories::keys).map(AsRef::as_ref));
-        if !known.any(|own| own == category) {
+        let written = self.tiers.written();
+        let mut known = known.chain(written.tiers.values().flat_map(Categories::keys).map(AsRef::as_ref));
+        if !known.any(|own| own == category) && !written.is_named(category) {
             return Err(SettingError::UnknownCategory(category.into()));
         }
-        if self.tiers.written().shapes.is_empty() {
+        if !written.takes(category) {
             return Err(SettingError::NoTierRule(category.into()));
         }
         let wrong = |reason: String| SettingError::Limit { category: category.into(), reason: reason.into() };
         let quota: Quota = text.parse().map_err(|error: crate::limit::NotationError| wrong(error.message))?;
-        self.tiers.written().shapes.iter().map(|shape| shape.measured(quota).map_err(wrong)).collect()
+        written.shapes.iter().map(|shape| shape.measured_as(category, quota).map_err(wrong)).collect()
     }
 
     /// Compiles every limit that applies to an owner, multiplied.
@@ -415,6 +433,83 @@ mod tests {
         // A log that becomes too large to be exact is one in sub-windows.
         let huge = given(Owner::User, "u1", &setting(1_000, None, &[]));
         assert_eq!(admitted(&huge, None, Some("u1")), 200);
+    }
+
+    const NAMED: &str = r#"
+        [identity]
+        default_tier = "small"
+        [tiers.small]
+        requests = "100/min"
+        ai = "50/min"
+        [tenants.written]
+        burst = "4/s"
+        [[category]]
+        name = "ai"
+        path = ["/ai/**"]
+        [[rule]]
+        name = "minute"
+        per = ["tenant"]
+        limit = "tier"
+        [[rule]]
+        name = "burst"
+        per = ["tenant"]
+        limit = "tier:burst"
+        algorithm = "sliding-log"
+    "#;
+
+    /// Counts how many requests of two categories in turn a tenant is admitted at one instant.
+    fn admitted_in_turn(policy: &Policy, tenant: &str) -> usize {
+        let mut ledger = Ledger::default();
+        let now = Timestamp::from_secs(1_767_225_600);
+        let mut check = |path| {
+            let facts = Facts { tenant: Some(tenant), path: Some(path), ..Facts::default() };
+            ledger.decide(policy, Verb::Check, &facts, now).unwrap().decision.allowed()
+        };
+        ["/", "/ai/chat"].into_iter().cycle().take(400).take_while(|path| check(path)).count()
+    }
+
+    /// A chat service had to copy its burst rule for each tenant with a figure of its own, and restart for each new one.
+    ///
+    /// Woken by: `caller.category` in place of `name` in `TiersInForce::limit`.
+    #[test]
+    fn a_named_limit_is_one_budget_for_all_categories_of_the_tenants_that_have_it() {
+        let base = Policy::parse(NAMED, &|_| None).unwrap();
+        assert_eq!((admitted_in_turn(&base, "written"), admitted_in_turn(&base, "other")), (4, 101));
+        let mut policy = base.clone();
+        policy.override_tenant("acme", [("requests", "10/min"), ("burst", "7/s")]).unwrap();
+        policy.override_tenant("calm", [("requests", "10/min")]).unwrap();
+        let admitted = |tenant| admitted_in_turn(&policy, tenant);
+        assert_eq!((admitted("acme"), admitted("calm"), admitted("written"), admitted("other")), (7, 20, 4, 101));
+        assert_eq!(admitted_in_turn(&base, "acme"), 101, "the policy that was copied is as before");
+        // An operator's setting is above it, and what the setting leaves out stays.
+        policy.give(Owner::Tenant, "acme", &setting(1, None, &[("burst", "9/s")])).unwrap();
+        assert_eq!(admitted_in_turn(&policy, "acme"), 9);
+        policy.give(Owner::Tenant, "acme", &setting(1, None, &[("ai", "60/min")])).unwrap();
+        assert_eq!(admitted_in_turn(&policy, "acme"), 7);
+    }
+
+    /// A quota that is too large for the log of one rule was refused although only another rule, with another algorithm, takes it.
+    ///
+    /// Woken by: `self.measured(quota)` for every name in `Shape::measured_as`.
+    #[test]
+    fn a_limit_is_checked_against_the_rules_that_take_it() {
+        let base = Policy::parse(NAMED, &|_| None).unwrap();
+        let fits = |limits: &[(&'static str, &'static str)]| {
+            base.clone().override_tenant("acme", limits.iter().copied()).map_err(|error| error.field())
+        };
+        assert_eq!(fits(&[("requests", "5000/min"), ("burst", "1024/s")]), Ok(()));
+        assert_eq!(fits(&[("burst", "1025/s")]), Err("limits.burst".to_owned()));
+        assert_eq!(fits(&[("brust", "5/s")]), Err("limits.brust".to_owned()));
+        let alone = "[[rule]]\nname = 'b'\nper = ['tenant']\nlimit = 'tier:burst'";
+        let mut alone = Policy::parse(alone, &|_| None).unwrap();
+        assert_eq!(
+            alone.override_tenant("acme", [("requests", "5/min")]),
+            Err(SettingError::NoTierRule("requests".into()))
+        );
+        for wrong in ["tier:", "tier:tier", "tier: burst"] {
+            let text = format!("[[rule]]\nname = 'b'\nper = ['tenant']\nlimit = '{wrong}'");
+            assert!(Policy::parse(&text, &|_| None).unwrap_err().to_string().contains("bad-limit"), "{wrong}");
+        }
     }
 
     /// A `PUT` once copied the policy and applied every setting again: 173 ms at 5,000 tenants.

@@ -101,6 +101,11 @@ impl TiersInForce {
         &self.written
     }
 
+    /// Adds limits to the table of a tenant in the file. Settings are compiled above that table, so they must be given afterwards.
+    pub(crate) fn override_tenant(&mut self, name: Box<str>, limits: Categories) {
+        Arc::make_mut(&mut self.written).tenants.entry(name).or_default().limits.extend(limits);
+    }
+
     /// Returns over how many partitions the users of a tenant are spread; `None` if they are in the tenant's own.
     #[inline]
     pub(crate) fn spread(&self, tenant: &str) -> Option<u32> {
@@ -179,7 +184,8 @@ impl TiersInForce {
         per: &[Per],
         caller: &Caller<'_>,
     ) -> Option<(&'p Measured, Source<'p>)> {
-        let pick = |categories: &'p Categories| categories.get(caller.category).map(|shaped| shaped.get(shape));
+        let name = self.written.own_name(shape).unwrap_or(caller.category);
+        let pick = |categories: &'p Categories| categories.get(name).map(|shaped| shaped.get(shape));
         // A user's own limit applies only to budgets of single users. In a shared budget it would apply to everyone in
         // it.
         let users = per.contains(&Per::User).then(|| self.user_of(caller)).flatten();
@@ -212,7 +218,9 @@ impl TiersInForce {
 
     /// Returns the limits of this shape that single tenants and users have, at least one of each algorithm.
     pub(crate) fn owned(&self, shape: usize, category: &str) -> impl Iterator<Item = &Limit> {
-        let given = self.totals.limits.iter().filter(move |((own, of, _), _)| *of == shape && **own == *category);
+        let named = self.written.own_name(shape);
+        let is_named = move |own: &str| own == named.unwrap_or(category);
+        let given = self.totals.limits.iter().filter(move |((own, of, _), _)| *of == shape && is_named(own));
         self.written.owned(shape, category).chain(given.map(|(_, (_, limit))| limit))
     }
 
@@ -279,10 +287,27 @@ impl Tiers {
         self.tables().flat_map(Categories::keys).map(AsRef::as_ref).collect()
     }
 
+    /// Returns the name of the limit that rules with this shape take, if it does not depend on the category.
+    #[inline]
+    fn own_name(&self, shape: usize) -> Option<&str> {
+        self.shapes.get(shape)?.own_name()
+    }
+
+    /// Whether a rule takes the limit with this name: one for each category, or one that a rule names.
+    pub(crate) fn takes(&self, name: &str) -> bool {
+        self.shapes.iter().any(|shape| shape.takes(name))
+    }
+
+    /// Whether a rule has `limit = "tier:NAME"` with this name.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.shapes.iter().any(|shape| shape.own_name() == Some(name))
+    }
+
     /// Returns the limits of this shape that single tenants and users have.
     fn owned(&self, shape: usize, category: &str) -> impl Iterator<Item = &Limit> {
+        let named = self.own_name(shape);
         let owners = self.tenants.values().chain(self.users.values());
-        let shaped = owners.filter_map(move |own| own.limits.get(category)?.get(shape)?.as_ref());
+        let shaped = owners.filter_map(move |own| own.limits.get(named.unwrap_or(category))?.get(shape)?.as_ref());
         shaped.map(|measured| &measured.limit)
     }
 

@@ -26,7 +26,7 @@ pub fn read_requests(body: &[u8]) -> Result<Requests<'_>, ApiError> {
     serde_json::from_slice(body).map_err(|error| refusal::<Requests<'_>>(body, &error))
 }
 
-/// Finds the field of an error by parsing once more: to track the path every time would slow down valid requests.
+/// Describes an error. The path of a field is not tracked while parsing, because that would slow down valid requests.
 #[cold]
 fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) -> ApiError {
     let message = error.to_string();
@@ -34,6 +34,16 @@ fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) ->
     if !error.is_data() && !message.starts_with("number out of range") {
         return ApiError::new(400, "bad_request", format!("this is not JSON: {message}"));
     }
+    let (index, field) = field_of::<T>(body, error);
+    ApiError::new(400, "bad_request", message).about(field).at(index)
+}
+
+/// Returns the index in a list and the path of the field that an error is about, by parsing once more.
+pub(crate) fn field_of<'a, T: Deserialize<'a>>(
+    body: &'a [u8],
+    error: &serde_json::Error,
+) -> (Option<usize>, Option<String>) {
+    let message = error.to_string();
     let mut reader = serde_json::Deserializer::from_slice(body);
     // The error is the same as before, so the second one is used only for its path.
     let (index, mut field) = match serde_path_to_error::deserialize::<_, T>(&mut reader) {
@@ -51,8 +61,7 @@ fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) ->
             field.push_str(name);
         }
     }
-    let field = (!field.is_empty()).then_some(field);
-    ApiError::new(400, "bad_request", message).about(field).at(index)
+    (index, (!field.is_empty()).then_some(field))
 }
 
 /// Returns the index in a list, and the path of the field.
@@ -71,7 +80,8 @@ fn place(path: &Path) -> (Option<usize>, String) {
 }
 
 /// A JSON object. serde's derived structs would also accept an array of their values.
-pub(super) struct Object<T>(pub(super) T);
+#[derive(Debug)]
+pub(crate) struct Object<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

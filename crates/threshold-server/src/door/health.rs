@@ -25,6 +25,8 @@ pub(crate) struct Health {
     draining: AtomicBool,
     /// Why the policy file could not be loaded.
     policy: ArcSwapOption<Problem>,
+    /// Why files of tenants could not be loaded.
+    tenants: ArcSwapOption<Problem>,
     /// Why the keys that verify JWTs could not be loaded.
     keys: ArcSwapOption<Problem>,
     /// Why the TLS certificate could not be loaded.
@@ -79,6 +81,11 @@ impl Health {
     /// Sets the problem of the policy; `None` clears it.
     pub(crate) fn set_policy(&self, problem: Option<Problem>) {
         self.policy.store(problem.map(Arc::new));
+    }
+
+    /// Sets the problem of the tenants' files; `None` clears it.
+    pub(crate) fn set_tenants(&self, problem: Option<Problem>) {
+        self.tenants.store(problem.map(Arc::new));
     }
 
     /// Sets the problem of the keys that verify JWTs; `None` clears it.
@@ -176,10 +183,10 @@ async fn ready(State(app): State<Arc<App>>, viewer: Viewer) -> Response {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
     let health = &app.health;
-    let problems =
-        [&health.policy, &health.keys, &health.certificate, &health.validity, &health.journal, &health.store];
+    let files = [&health.policy, &health.tenants, &health.keys, &health.certificate];
+    let problems = files.into_iter().chain([&health.validity, &health.journal, &health.store]);
     // All of them are shown. One may hide the cause of another, as a full disk does.
-    let problems = problems.map(ArcSwapOption::load);
+    let problems: Vec<_> = problems.map(ArcSwapOption::load).collect();
     let shown = |problem: &Arc<Problem>| match viewer {
         Viewer::Anonymous => problem.public.clone(),
         Viewer::Authenticated => problem.details.clone(),

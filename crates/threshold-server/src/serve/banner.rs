@@ -15,6 +15,8 @@ pub(super) struct Banner<'a> {
     pub(super) http: &'a Listener,
     pub(super) admin: Option<&'a Listener>,
     pub(super) store: StoreUrl,
+    /// The number of tenants with limits of their own from `--tenants`.
+    pub(super) tenants: Option<usize>,
 }
 
 impl Banner<'_> {
@@ -34,6 +36,7 @@ impl Banner<'_> {
             admin,
             policy = self.source.name,
             rules = self.policy.rules().len(),
+            tenants = self.tenants,
             store = %self.store,
             // Redis has its own bound, which the policy does not set.
             max_keys = (self.store == StoreUrl::Memory).then(|| self.policy.memory().max_keys),
@@ -50,13 +53,16 @@ impl Banner<'_> {
         let admin = admin.map(|admin| format!("  admin   {admin}\n")).unwrap_or_default();
         let rules = self.policy.rules().len();
         let plural = if rules == 1 { "" } else { "s" };
+        let tenants = self.args.tenants.as_ref().zip(self.tenants);
+        let tenants = tenants.map(|(folder, count)| format!("  tenants {}, {count} with limits\n", folder.display()));
+        let tenants = tenants.unwrap_or_default();
         let exactness = policy_support::exactness_note(self.policy);
         let keys = match self.store {
             StoreUrl::Memory => format!(", at most {} keys", self.policy.memory().max_keys),
             StoreUrl::Redis(_) => String::new(),
         };
         format!(
-            "threshold {}\n  http    {http}\n{admin}  policy  {}, {rules} rule{plural}\n  store   {}{keys}{exactness}\n  \
+            "threshold {}\n  http    {http}\n{admin}  policy  {}, {rules} rule{plural}\n{tenants}  store   {}{keys}{exactness}\n  \
              journal {}\n  tokens  {}\n",
             crate::BUILD,
             self.source.name,

@@ -9,6 +9,7 @@ use super::{
 use crate::Report;
 use crate::cli::{Denied, ServeArgs};
 use crate::lint;
+use crate::reload::TenantFolder;
 
 /// Prints what is wrong, and exits as `lint` does.
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
@@ -21,7 +22,8 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
     text.push_str(&lint::summary(&source.name, errors, warnings));
-    let problems = problems(args, policy.as_ref());
+    let mut problems = problems(args, policy.as_ref());
+    problems.extend(tenant_problems(args, policy));
     for problem in &problems {
         text.push_str(&format!("error: {problem:#}\n"));
     }
@@ -46,6 +48,19 @@ fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
     }
     problems.extend(installation(args).err());
     problems
+}
+
+/// Returns what is wrong with the files of tenants. The server would start without them.
+fn tenant_problems(args: &ServeArgs, policy: Option<Policy>) -> Vec<anyhow::Error> {
+    let Some(folder) = args.tenants.as_deref() else { return Vec::new() };
+    let mut folder = match TenantFolder::open(folder) {
+        Ok(folder) => folder,
+        Err(error) => return vec![error],
+    };
+    if let Some(mut policy) = policy {
+        folder.apply(&mut policy);
+    }
+    folder.problems().map(|problem| anyhow::anyhow!("{problem}")).collect()
 }
 
 /// Checks the secrets, and the files beside the journal.

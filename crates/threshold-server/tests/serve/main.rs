@@ -44,5 +44,6 @@ mod sockets;
 mod stalled_log;
 mod start;
 mod stopped;
+mod tenants;
 mod terminal;
 mod tokens;

@@ -24,9 +24,28 @@ const UNKEYED: DigestKey = DigestKey::new([0; 16]);
 pub(crate) struct Shape {
     options: LimitOptions,
     cost_name: Option<Box<str>>,
+    /// The name of the limit, for `limit = "tier:NAME"`; `None` takes the one that is named after the request's category.
+    name: Option<Box<str>>,
 }
 
 impl Shape {
+    /// Whether rules of this shape may take the limit with this name: that of any category, or only their own.
+    pub(crate) fn takes(&self, name: &str) -> bool {
+        self.name.as_deref().is_none_or(|own| own == name)
+    }
+
+    /// Returns the name of its limit, if that does not depend on the category.
+    #[inline]
+    pub(crate) fn own_name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Compiles the limit with this name, as [`measured`](Self::measured) does; `None` too where no rule of this shape takes it.
+    pub(crate) fn measured_as(&self, name: &str, quota: Quota) -> Result<Option<Measured>, String> {
+        // Not compiled, because it may be a limit that this shape cannot have, such as a log of a large quota.
+        if self.takes(name) { self.measured(quota) } else { Ok(None) }
+    }
+
     /// Returns the limit with this quota, and what it counts; `None` is unlimited.
     pub(crate) fn measured(&self, quota: Quota) -> Result<Option<Measured>, String> {
         // The unit of a quota decides what is counted, so one rule by tier can count requests for one tier and bytes
@@ -43,7 +62,7 @@ impl Shape {
     }
 }
 
-/// The distinct shapes of the rules with `limit = "tier"`.
+/// The distinct shapes of the rules with `limit = "tier"` or `"tier:NAME"`.
 #[derive(Debug, Default)]
 pub(crate) struct Shapes(Vec<Shape>);
 
@@ -139,7 +158,7 @@ impl Loader<'_> {
         let counts_windows = match measure {
             Measure::Fixed(measured) => measured.limit.window_on_clock().is_some(),
             // The shape of a limit by tier has the algorithm, but not the period.
-            Measure::Tier(_) | Measure::Unlimited => false,
+            Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => false,
         };
         if let Some(why) = place.misfit(per, identity.user_scope, eventual && counts_windows) {
             self.error(
@@ -233,10 +252,10 @@ impl Loader<'_> {
             burst: file.burst.as_ref().map(|burst| burst.value),
             ttl,
         };
-        Some(Shape { options, cost_name: file.cost.as_ref().map(|name| name.value.as_str().into()) })
+        Some(Shape { options, cost_name: file.cost.as_ref().map(|name| name.value.as_str().into()), name: None })
     }
 
-    fn measure(&mut self, file: &RuleFile, shape: Shape, shapes: &mut Shapes) -> Option<Measure> {
+    fn measure(&mut self, file: &RuleFile, mut shape: Shape, shapes: &mut Shapes) -> Option<Measure> {
         let never = file.deny.as_ref().is_some_and(|deny| deny.value);
         let Some(text) = &file.limit else {
             if never {
@@ -252,6 +271,16 @@ impl Loader<'_> {
         }
         if text.value.trim() == "tier" {
             return Some(Measure::Tier(shapes.index(shape)));
+        }
+        if let Some(name) = text.value.trim().strip_prefix("tier:") {
+            // `tier` and `spread` are keys of a tenant's table that are no limits, so no limit can have their names.
+            if name.trim() != name || matches!(name, "" | "tier" | "spread") {
+                let message = format!("\"{}\" names no limit of a tier", text.value);
+                self.error("bad-limit", text.span.clone(), message, "write limit = \"tier:burst\"");
+                return None;
+            }
+            shape.name = Some(name.into());
+            return Some(Measure::NamedByTier(shapes.index(shape)));
         }
         let quota = self.quota(text)?;
         self.warn_of_zero(text, quota);
@@ -396,7 +425,7 @@ impl Loader<'_> {
         let counts_requests = match measure {
             Measure::Fixed(measured) if measured.limit.is_concurrency() => false,
             Measure::Fixed(measured) => measured.cost == CostOf::Requests,
-            Measure::Tier(_) | Measure::Unlimited => file.cost.is_none(),
+            Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => file.cost.is_none(),
         };
         if ladder.rungs.iter().any(Rung::allows) && !counts_requests {
             let message = "a rung that allows the request cannot be used with bytes, named costs or concurrency";
