@@ -68,6 +68,8 @@ pub(crate) struct Desk {
     operations: tokio::sync::Mutex<()>,
     /// Held while a set of bans is imported: its body is large, and one at a time bounds their memory.
     pub(crate) import_turn: tokio::sync::Mutex<()>,
+    /// Held while changes of other nodes are read, so that a server that stops waits for what the last reading has found to give back.
+    following: tokio::sync::Mutex<()>,
     pub(crate) metrics: Metrics,
     /// `None` with `--no-db`.
     journal: Option<Arc<Journal>>,
@@ -115,6 +117,7 @@ impl Desk {
             pauses: LogSampler::default(),
             operations: tokio::sync::Mutex::default(),
             import_turn: tokio::sync::Mutex::default(),
+            following: tokio::sync::Mutex::default(),
             metrics,
             journal,
         }
@@ -162,6 +165,11 @@ impl Desk {
     /// Returns how often the store had lost bans and settings that this node had read.
     pub(crate) fn control_losses(&self) -> u64 {
         self.limiter.control_losses()
+    }
+
+    /// Returns how many charges of requests that were admitted without the store were not kept for its return.
+    pub(crate) fn charges_lost(&self) -> u64 {
+        self.limiter.lost_charges()
     }
 
     /// Returns the time of the limiter's clock.

@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use threshold_core::decision::{Degraded, Verdict};
 use threshold_core::policy::Policy;
@@ -31,6 +32,8 @@ struct Counts {
     tokens_refused: Family<ReasonLabel, Counter>,
     returns_lost: Counter,
     store_differences: Counter,
+    charges_lost: Counter,
+    store_up: Gauge,
     /// The series of the policy in force, looked up once for each generation.
     series: ArcSwap<Series>,
 }
@@ -83,8 +86,16 @@ impl Metrics {
             tokens_refused: Family::default(),
             returns_lost: Counter::default(),
             store_differences: Counter::default(),
+            charges_lost: Counter::default(),
+            store_up: Gauge::default(),
             series: ArcSwap::from_pointee(Series { generation: 0, rules: Vec::new(), unbound: RuleSeries::default() }),
         });
+        // A store in memory always answers, and a shared one has answered when the server starts.
+        counts.store_up.set(1);
+        // From the start: a rate over a series that appears with its first event misses that event.
+        for reason in Degraded::ALL {
+            counts.count_degraded(reason, 0);
+        }
         let mut registry = Registry::with_prefix("threshold");
         registry.register("decisions", "Decisions, by the rule that bound them", counts.decisions.clone());
         registry.register("blocks", "Requests that were denied or banned, by layer", counts.blocks.clone());
@@ -106,6 +117,16 @@ impl Metrics {
             "Writes of the store that differed from what the node would have written, of one in 1,000 that are compared",
             counts.store_differences.clone(),
         );
+        registry.register(
+            "charges_lost",
+            "Charges of requests admitted without the store that it will not hear of, because too many keys waited for its return",
+            counts.charges_lost.clone(),
+        );
+        registry.register(
+            "store_up",
+            "Whether the store answers: 0 while rules decide by on_store_error, also if only a part of it is away",
+            counts.store_up.clone(),
+        );
         Self { registry, counts }
     }
 
@@ -119,6 +140,17 @@ impl Metrics {
         let more = total.saturating_sub(self.counts.store_differences.get());
         self.counts.store_differences.inc_by(more);
         more > 0
+    }
+
+    /// Counts charges that the store will not hear of.
+    pub(crate) fn set_charges_lost(&self, total: u64) {
+        let more = total.saturating_sub(self.counts.charges_lost.get());
+        self.counts.charges_lost.inc_by(more);
+    }
+
+    /// Sets whether the store answers.
+    pub(crate) fn set_store_up(&self, is_up: bool) {
+        self.counts.store_up.set(i64::from(is_up));
     }
 
     /// Encodes all metrics as OpenMetrics text.
@@ -152,7 +184,7 @@ impl Observer for Counts {
             self.warnings.inc();
         }
         if let Some(reason) = decision.degraded {
-            self.count_degraded(reason);
+            self.count_degraded(reason, 1);
         }
     }
 
@@ -205,8 +237,8 @@ impl Counts {
     }
 
     #[cold]
-    fn count_degraded(&self, reason: Degraded) {
-        self.degraded.get_or_create(&ReasonLabel { reason: reason.name() }).inc();
+    fn count_degraded(&self, reason: Degraded, decisions: u64) {
+        self.degraded.get_or_create(&ReasonLabel { reason: reason.name() }).inc_by(decisions);
     }
 }
 
@@ -217,6 +249,30 @@ fn place(verdict: Verdict) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_reason_of_a_degraded_decision_has_a_series_from_the_start() {
+        let metrics = Metrics::new();
+        let text = metrics.text();
+        for reason in ["store_timeout", "store_error", "store_full", "too_many_rules", "journal", "shared_budget"] {
+            let line = format!("threshold_degraded_total{{reason=\"{reason}\"}} 0");
+            assert!(text.lines().any(|own| own == line), "{line}\n{text}");
+        }
+        let policy = Policy::parse("", &|_| None).unwrap();
+        let mut decision = Decision::default();
+        decision.degraded = Some(Degraded::Timeout);
+        metrics.counts.decided(&Facts::default(), &decision, &policy);
+        metrics.set_charges_lost(3);
+        metrics.set_charges_lost(5);
+        let text = metrics.text();
+        for line in [
+            r#"threshold_degraded_total{reason="store_timeout"} 1"#,
+            "threshold_charges_lost_total 5",
+            "threshold_store_up 1",
+        ] {
+            assert!(text.lines().any(|own| own == line), "{line}\n{text}");
+        }
+    }
 
     /// Fails without `remove_series`.
     #[test]

@@ -22,6 +22,8 @@ use threshold_core::policy::Policy;
 use threshold_core::{Secret, Secrets, Span};
 use threshold_limiter::SystemClock;
 use threshold_limiter::journal::GivenSecrets;
+use threshold_limiter::store::redis::RedisStore;
+use threshold_limiter::store::{AnyStore, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -53,6 +55,9 @@ const OTHER_FILES: u64 = 128;
 /// How often, and after which pause, a node that starts tries to read the bans in a shared store: ten seconds in all.
 const BANS_TRIES: usize = 20;
 const BANS_PAUSE: Duration = Duration::from_millis(500);
+/// How long a server that stops waits for a shared store to take back what was charged for denied requests. Far longer than a store
+/// needs that answers, and short beside `--drain`.
+const GIVE_BACK_WAIT: Duration = Duration::from_secs(2);
 const JOURNAL_UNUSABLE: &str = "cannot use the journal (--db FILE names another, --no-db runs without one)";
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
@@ -96,7 +101,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         };
         // Installed before anything is printed: a script that waits for the output may send a signal at once.
         let signals = Signals::new()?;
-        let OpenDesk { desk, journal, damage } = desk(args, &store, policy.clone()).await?;
+        let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
         read_bans(&desk).await?;
         let banner = Banner {
             args,
@@ -126,7 +131,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         if let Some((certificates, files)) = tls {
             reloader.watch_certificate(certificates, files);
         }
-        serve(servers, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
+        let at_once = serve(servers, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
+        if let Some(shared) = shared.filter(|_| !at_once) {
+            give_back(&app.desk, &shared).await;
+        }
         anyhow::Ok(close(app, duration(args.drain)).await)
     })?;
     // Requests that are still in progress after the drain are dropped.
@@ -149,6 +157,20 @@ async fn read_bans(desk: &Desk) -> anyhow::Result<()> {
     anyhow::bail!("cannot read the bans and settings in the store, and does not start without them: {reason}")
 }
 
+/// Gives back what was charged in a shared store for requests that were denied or refused, and records what was admitted without
+/// it. No other node would do it, and the charges would stay until their windows end.
+async fn give_back(desk: &Desk, store: &RedisStore) {
+    let returned = async {
+        // A late answer is heard by the next look at the log. A store that cannot be reached will not return in this time; one that
+        // is slow may answer the second question.
+        while desk.apply_remote_changes().await == Err(StoreError::Timeout) {}
+        store.returned().await;
+    };
+    if tokio::time::timeout(GIVE_BACK_WAIT, returned).await.is_err() {
+        tracing::warn!("charges of denied requests not given back in time");
+    }
+}
+
 /// Closes the journal, and returns whether that succeeded in time. A disk that does not answer gets as long as requests had to
 /// drain, so that an operator need not kill the process.
 async fn close(app: Arc<App>, at_most: Duration) -> bool {
@@ -160,8 +182,14 @@ async fn close(app: Arc<App>, at_most: Duration) -> bool {
     closed
 }
 
-/// Serves until SIGTERM or SIGINT, then drains.
-async fn serve(servers: Vec<Server>, app: Arc<App>, mut reloader: Reloader, mut signals: Signals, drain: Duration) {
+/// Serves until SIGTERM or SIGINT, then drains. Returns whether a second signal asked to stop at once.
+async fn serve(
+    servers: Vec<Server>,
+    app: Arc<App>,
+    mut reloader: Reloader,
+    mut signals: Signals,
+    drain: Duration,
+) -> bool {
     let (stop, stopped) = watch::channel(false);
     let mut running: JoinSet<bool> = servers.into_iter().map(|server| server.serve(stopped.clone(), drain)).collect();
     loop {
@@ -173,7 +201,7 @@ async fn serve(servers: Vec<Server>, app: Arc<App>, mut reloader: Reloader, mut 
             () = reloader.check() => {}
             // A server returns only when it is told to stop, so this one has panicked. The others are dropped with
             // the set.
-            _ = running.join_next() => return,
+            _ = running.join_next() => return false,
         }
     }
     tracing::info!("draining: no new connections");
@@ -190,11 +218,17 @@ async fn serve(servers: Vec<Server>, app: Arc<App>, mut reloader: Reloader, mut 
         all
     };
     tokio::select! {
-        all = drained => match all {
-            true => tracing::info!("stopped"),
-            false => tracing::warn!("stopped with requests in progress"),
-        },
-        _ = signals.stop_again() => tracing::warn!("stopped at once by a second signal"),
+        all = drained => {
+            match all {
+                true => tracing::info!("stopped"),
+                false => tracing::warn!("stopped with requests in progress"),
+            }
+            false
+        }
+        () = signals.stop_again() => {
+            tracing::warn!("stopped at once by a second signal");
+            true
+        }
     }
 }
 
@@ -306,8 +340,12 @@ fn operator_hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
     Hosts::Any
 }
 
-/// Opens the desk on its store, with its journal or without one.
-async fn desk(args: &ServeArgs, store: &StoreUrl, policy: Policy) -> anyhow::Result<OpenDesk> {
+/// Opens the desk on its store, with its journal or without one. Returns the store too if it is shared.
+async fn desk(
+    args: &ServeArgs,
+    store: &StoreUrl,
+    policy: Policy,
+) -> anyhow::Result<(OpenDesk, Option<Arc<RedisStore>>)> {
     let clock = Arc::new(SystemClock::new());
     let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
     if let StoreUrl::Redis(url) = store {
@@ -317,17 +355,18 @@ async fn desk(args: &ServeArgs, store: &StoreUrl, policy: Policy) -> anyhow::Res
         let location = JournalLocation { journal: &args.db, secrets: given, new_journal: args.new_journal };
         // The secrets are checked even without a journal, because the digests in the shared store are made with them.
         let location = Some(&location).filter(|_| !args.no_db);
-        let opened = Desk::on_shared_store(policy, clock, store, secrets, location);
-        return opened.context(JOURNAL_UNUSABLE);
+        let any = AnyStore::other(Arc::clone(&store));
+        let opened = Desk::on_shared_store(policy, clock, any, secrets, location).context(JOURNAL_UNUSABLE)?;
+        return Ok((opened, Some(store)));
     }
     if args.no_db {
         check_secrets(present.as_deref(), old.as_deref())?;
-        return Ok(OpenDesk { desk: Desk::new(policy, clock), journal: None, damage: None });
+        return Ok((OpenDesk { desk: Desk::new(policy, clock), journal: None, damage: None }, None));
     }
     let secrets = GivenSecrets { present: present.as_deref(), old: old.as_deref() };
     let location = JournalLocation { journal: &args.db, secrets, new_journal: args.new_journal };
     let opened = Desk::with_journal(policy, clock, &location);
-    opened.context(JOURNAL_UNUSABLE)
+    Ok((opened.context(JOURNAL_UNUSABLE)?, None))
 }
 
 /// Reads a secret of the installation from the environment, and checks its length.

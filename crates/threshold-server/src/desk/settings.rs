@@ -103,6 +103,7 @@ impl Desk {
 
     /// Puts the bans and settings in force that other nodes have stored.
     pub(crate) async fn apply_remote_changes(&self) -> Result<(), StoreError> {
+        let _turn = self.following.lock().await;
         warn_unfit(self.limiter.follow_control().await?);
         Ok(())
     }

@@ -85,6 +85,8 @@ async fn apply_remote_changes(app: Arc<App>) {
             );
             losses = lost;
         }
+        app.desk.metrics.set_store_up(problem.is_none());
+        app.desk.metrics.set_charges_lost(app.desk.charges_lost());
         let differences = app.desk.store_differences();
         if app.desk.metrics.set_store_differences(differences) {
             tracing::error!(differences, last = app.desk.store_error(), "store writes wrong balances");

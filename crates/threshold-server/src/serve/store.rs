@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use threshold_core::{KeyId, Secret, Secrets};
-use threshold_limiter::store::AnyStore;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore, RedisUrl};
 
 use crate::cli::ServeArgs;
@@ -121,13 +121,13 @@ fn deadline(args: &ServeArgs) -> anyhow::Result<Option<Duration>> {
 }
 
 /// Connects to Redis.
-pub(super) async fn open(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<AnyStore> {
+pub(super) async fn open(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<Arc<RedisStore>> {
     let options = options(args, url, secrets)?;
     let store = RedisStore::open(options).await.with_context(|| url.to_string())?;
     for warning in store.warnings() {
         tracing::warn!(store = "redis", "{warning}");
     }
-    Ok(AnyStore::other(store))
+    Ok(Arc::new(store))
 }
 
 #[cfg(test)]

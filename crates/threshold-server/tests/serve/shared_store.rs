@@ -292,6 +292,177 @@ fn bans_in_a_shared_store_are_not_taken_for_none() {
     }
 }
 
+/// Sends a signal to a process by its id.
+fn signal(name: &str, process: &str) {
+    assert!(Command::new("kill").args([name, process]).status().unwrap().success());
+}
+
+/// Stops a server after a request of it, lets its Redis go on, and waits until the server has ended.
+fn stop(node: Server, redis_process: &str) {
+    node.signal("TERM");
+    node.wait_for_log("stopped");
+    signal("-CONT", redis_process);
+    let (status, rest) = node.wait();
+    assert!(status.success() && !rest.contains("not given back"), "{rest}");
+}
+
+/// A rollout restarted the servers while Redis was slow. What it charged after their end stayed charged, although every one of these
+/// requests had been answered 503.
+#[test]
+fn a_server_that_stops_gives_back_what_is_charged_too_late() {
+    let policy = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '3/h'\nalgorithm = 'fixed-window'\non_store_error = 'closed'\n";
+    let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", policy));
+    let (url, process) = (redis.url(), redis.child.id().to_string());
+    let node = |deadline| {
+        let args = ["--store", &url, "--store-deadline", deadline];
+        let variables = [("THRESHOLD_SECRET", SECRET)];
+        Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server()
+    };
+    let stopped = node("500");
+    // A busy machine may miss the deadline.
+    let begun = Instant::now();
+    while check(&stopped, "a probe")["degraded"] == true {
+        assert!(begun.elapsed() < PATIENCE, "the store does not answer");
+    }
+    signal("-STOP", &process);
+    let refused = check(&stopped, "ada");
+    assert_eq!((&refused["allowed"], &refused["degraded"]), (&json!(false), &json!(true)), "{refused}");
+    stop(stopped, &process);
+    let answer = check(&node("10000"), "ada");
+    assert_eq!((&answer["degraded"], &answer["remaining"]), (&json!(false), &json!(2)), "{answer}");
+}
+
+/// On a Cluster, a denied request is charged for a moment by the partitions that had room. A server that was stopped in this moment left
+/// the charge.
+#[test]
+fn a_server_that_stops_gives_back_what_another_partition_has_denied() {
+    let rule = |name: &str, more: &str| {
+        format!(
+            "[[rule]]\nname = '{name}'\nper = ['{name}']\nalgorithm = 'fixed-window'\non_missing = 'skip'\n{more}\n"
+        )
+    };
+    let policy = rule("tenant", "limit = '9/day'") + &rule("user", "limit = '1/day'\nladder = 'own'");
+    let policy = Scratch::file("policy.toml", &format!("[ladders.own]\nrungs = ['deny']\n{policy}"));
+    let cluster = Cluster::start();
+    let url = cluster.url();
+    let args = ["--store", &url, "--store-deadline", "10000"];
+    let variables = [("THRESHOLD_SECRET", SECRET)];
+    let start = Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() };
+    let node = start.server();
+    let ask = |node: &Server, facts: &Value| node.connect().post("/v1/check", &facts.to_string()).unwrap().json();
+    // Returns the balance that a request has made, and the primary that holds it.
+    let charged = |facts: Value| {
+        let before = cluster.keys("th:*b:*");
+        assert_eq!(ask(&node, &facts)["allowed"], true);
+        let key = cluster.keys("th:*b:*").into_iter().find(|key| !before.contains(key)).unwrap();
+        let holder = cluster.holder(&key);
+        (key, holder)
+    };
+    let (balance, tenant_at) = charged(json!({"tenant": "acme"}));
+    let mut users = (0..100).map(|user| format!("user {user}"));
+    let (user, user_at) = users
+        .find_map(|user| {
+            let (_, at) = charged(json!({"user": user}));
+            (at != tenant_at).then_some((user, at))
+        })
+        .unwrap();
+    let process = |node: usize| cluster.node(node).info("process_id").unwrap();
+    let (tenants, users) = (process(tenant_at), process(user_at));
+    let stored = || cluster.node(tenant_at).cli(&["--no-raw", "DUMP", &balance]);
+    let before = stored();
+    // The user is used up, and its primary is asked last because of the ladder. So the tenant is charged first.
+    signal("-STOP", &users);
+    let mut connection = node.connect();
+    let denied = std::thread::scope(|scope| {
+        let body = json!({"tenant": "acme", "user": user}).to_string();
+        let asked = scope.spawn(move || connection.post("/v1/check", &body).unwrap().json());
+        let begun = Instant::now();
+        while stored() == before {
+            assert!(begun.elapsed() < PATIENCE, "the tenant is not charged");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal("-STOP", &tenants);
+        signal("-CONT", &users);
+        asked.join().unwrap()
+    });
+    assert_eq!((&denied["allowed"], &denied["degraded"]), (&json!(false), &json!(false)), "{denied}");
+    stop(node, &tenants);
+    let answer = ask(&start.server(), &json!({"tenant": "acme"}));
+    assert_eq!(answer["remaining"], 7, "{answer}");
+}
+
+/// Redis was down for a minute, and the only sign of it was in the log: the metrics had nothing to alert on.
+#[test]
+fn metrics_show_a_store_that_is_away() {
+    let (mut redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
+    let node = redis.node(&policy);
+    let has = |line: &str| {
+        let text = node.connect().send("GET", "/metrics", &[], "").unwrap().body;
+        text.lines().any(|own| own == line)
+    };
+    for line in [
+        "threshold_store_up 1",
+        "threshold_charges_lost_total 0",
+        r#"threshold_degraded_total{reason="store_error"} 0"#,
+        r#"threshold_degraded_total{reason="store_timeout"} 0"#,
+    ] {
+        assert!(has(line), "{line}");
+    }
+    redis.child.kill().unwrap();
+    redis.child.wait().unwrap();
+    let begun = Instant::now();
+    while !has("threshold_store_up 0") {
+        assert!(begun.elapsed() < PATIENCE, "the store is away");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(check(&node, "ada")["degraded"], true);
+    assert!(!has(r#"threshold_degraded_total{reason="store_error"} 0"#));
+}
+
+/// In an outage an operator tried to ban an attacker on each node in turn. docs/scale.md says what works and what does not.
+#[test]
+fn operators_can_deny_by_the_policy_while_the_store_is_away() {
+    let (mut redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
+    let (url, folder) = (redis.url(), Scratch::folder());
+    let (db, variables) = (folder.path().join("node.db"), [("THRESHOLD_SECRET", SECRET)]);
+    let args = ["--store", &url, "--db", db.to_str().unwrap()];
+    let node = Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server();
+    let send =
+        |method, path, body: &str| node.connect().send(method, path, &[("content-type", "application/json")], body);
+    let ban = |user: &str| json!({"layer": "user", "key": user, "reason": "guessing"}).to_string();
+    assert_eq!(send("POST", "/v1/bans", &ban("eve")).unwrap().status, 200);
+    assert_eq!(send("PUT", "/v1/users/bob", r#"{"times": 5}"#).unwrap().status, 200);
+    redis.child.kill().unwrap();
+    redis.child.wait().unwrap();
+    node.wait_for_log("store unavailable");
+    for (method, path) in
+        [("POST", "/v1/bans"), ("GET", "/v1/bans"), ("GET", "/v1/locks"), ("GET", "/v1/subjects/user/bob")]
+    {
+        let body = if method == "POST" { ban("mallory") } else { String::new() };
+        let answer = send(method, path, &body).unwrap();
+        assert_eq!((answer.status, &answer.json()["error"]), (503, &json!("unavailable")), "{method} {path}");
+    }
+    assert_eq!(send("GET", "/v1/users/bob", "").unwrap().json()["times"], 5);
+    assert_eq!(send("POST", "/v1/explain", r#"{"user": "bob", "ip": "192.0.2.1"}"#).unwrap().status, 200);
+    let ready = send("GET", "/readyz", "").unwrap();
+    assert_eq!((ready.status, &ready.json()["status"]), (200, &json!("degraded")));
+    // It is written after the answer.
+    let begun = Instant::now();
+    let audit = || send("GET", "/v1/audit", "").unwrap().body;
+    while !(audit().contains("(not confirmed)") && audit().contains("mallory")) {
+        assert!(begun.elapsed() < PATIENCE, "{}", audit());
+        std::thread::yield_now();
+    }
+    assert_eq!((&check(&node, "eve")["verdict"], &check(&node, "mallory")["allowed"]), (&json!("ban"), &json!(true)));
+    policy.replace(&format!("{POLICY}\n[lists]\ndeny = ['user:mallory']\n"));
+    node.signal("HUP");
+    let begun = Instant::now();
+    while check(&node, "mallory")["verdict"] != "ban" {
+        assert!(begun.elapsed() < PATIENCE, "the list is not in force");
+        std::thread::yield_now();
+    }
+}
+
 /// Eight servers share one limit of each algorithm, and 200 requests arrive at all of them at the same time. Exactly the limit is
 /// admitted.
 #[test]
