@@ -40,6 +40,8 @@ struct Blind {
     taken: Option<Place>,
     /// Requests that the store did not answer in time, whether they were admitted, and when.
     awaited: HashMap<TraceId, (bool, Timestamp)>,
+    /// Commands that withdraw what was charged too late.
+    withdrawals: Vec<Command>,
     lost: u64,
 }
 
@@ -97,6 +99,18 @@ impl BlindCharges {
         }
     }
 
+    /// Keeps a command that withdraws a late charge. Without room the charge stays until it no longer counts.
+    fn add_withdrawal(&self, withdrawal: Command) {
+        let mut blind = self.lock();
+        if blind.withdrawals.len() < MAX_AWAITED {
+            blind.withdrawals.push(withdrawal);
+        }
+    }
+
+    fn take_withdrawals(&self) -> Vec<Command> {
+        std::mem::take(&mut self.lock().withdrawals)
+    }
+
     /// Returns whether a request was admitted that the store had not answered in time, and when.
     fn was_admitted(&self, request: TraceId) -> Option<(bool, Timestamp)> {
         self.lock().awaited.remove(&request)
@@ -151,8 +165,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// charged too late for requests that were refused.
     pub(super) async fn catch_up(&self) {
         for late in self.store.take_late() {
-            self.hear_late(late).await;
+            self.hear_late(late);
         }
+        self.withdraw_late().await;
         let (mut timeouts, mut failed) = (0, None);
         let mut charges = self.blind.take(MAX_RECORDED, self.time()).into_iter().peekable();
         while let Some(&((partition, _), _)) = charges.peek() {
@@ -183,38 +198,58 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.execute(Command::Settle(Box::new(bill))).await.map(drop)
     }
 
-    /// Acts on an answer that came after its request was decided without it.
-    async fn hear_late(&self, late: LateAnswer) {
-        match late {
-            LateAnswer::Settled { bill, answer } => self.hear_late_bill(&bill, answer).await,
-            LateAnswer::Executed { command, answer } => {
-                if let Some(withdrawal) = self.withdrawal(*command, *answer) {
-                    // If this fails as well, what was charged stays until it no longer counts.
-                    let _ = self.execute(withdrawal).await;
-                }
+    /// Withdraws what was charged too late, and keeps what the store has refused for the next call.
+    async fn withdraw_late(&self) {
+        let (mut timeouts, mut kept) = (0, Vec::new());
+        for withdrawal in self.blind.take_withdrawals() {
+            // Each timeout takes as long as the deadline of the store.
+            if timeouts >= MAX_TIMEOUTS {
+                kept.push(withdrawal);
+                continue;
             }
+            let keys: Vec<Digest> = match &withdrawal {
+                Command::GiveBack(receipt) => receipt.keys().collect(),
+                _ => Vec::new(),
+            };
+            match self.execute(withdrawal.clone()).await {
+                // Certainly not executed. A store that was slow is left alone for a moment after it has answered again.
+                Err(StoreError::Unavailable) => kept.push(withdrawal),
+                Err(StoreError::Timeout) => timeouts = timeouts.saturating_add(1),
+                Ok(_) | Err(StoreError::Full) => {}
+            }
+            self.made_room(keys);
+        }
+        kept.into_iter().for_each(|withdrawal| self.blind.add_withdrawal(withdrawal));
+    }
+
+    /// Acts on an answer that came after its request was decided without it.
+    fn hear_late(&self, late: LateAnswer) {
+        let withdrawal = match late {
+            LateAnswer::Settled { bill, answer } => self.hear_late_bill(&bill, answer),
+            LateAnswer::Executed { command, answer } => self.withdrawal(*command, *answer),
+        };
+        if let Some(withdrawal) = withdrawal {
+            self.blind.add_withdrawal(withdrawal);
         }
     }
 
-    async fn hear_late_bill(&self, bill: &OwnedBill, answer: Result<Box<Outcome>, StoreError>) {
+    /// Returns the command that gives back the charge of a request that was refused; `None` if nothing is to be given back.
+    fn hear_late_bill(&self, bill: &OwnedBill, answer: Result<Box<Outcome>, StoreError>) -> Option<Command> {
         // A caller that left before the deadline was neither admitted nor refused. Its charge stays.
-        let Some((is_admitted, since)) = self.blind.was_admitted(bill.as_bill().trace()) else { return };
+        let (is_admitted, since) = self.blind.was_admitted(bill.as_bill().trace())?;
+        let bill = bill.as_bill();
         match answer {
-            Ok(outcome) if !is_admitted => {
-                if let Some(receipt) = Receipt::of_bill(&bill.as_bill(), &outcome) {
-                    let keys: Vec<Digest> = receipt.keys().collect();
-                    // If this fails as well, the charge stays until it no longer counts.
-                    let _ = self.execute(Command::GiveBack(Box::new(receipt))).await;
-                    self.made_room(keys);
-                }
-            }
-            // It was denied or not executed, and so the store does not know a request that was admitted.
-            Ok(outcome) if Receipt::of_bill(&bill.as_bill(), &outcome).is_none() => {
-                self.blind.add(&bill.as_bill(), since);
-            }
-            Err(StoreError::Unavailable) if is_admitted => self.blind.add(&bill.as_bill(), since),
-            Ok(_) | Err(_) => {}
+            Ok(outcome) => match Receipt::of_bill(&bill, &outcome) {
+                Some(receipt) if !is_admitted => return Some(Command::GiveBack(Box::new(receipt))),
+                // It was denied, and so the store does not know a request that was admitted.
+                None if is_admitted => self.blind.add(&bill, since),
+                Some(_) | None => {}
+            },
+            // It was not executed.
+            Err(StoreError::Unavailable) if is_admitted => self.blind.add(&bill, since),
+            Err(_) => {}
         }
+        None
     }
 
     /// Returns the command that withdraws what a late one has charged or counted; `None` if nothing is to be withdrawn.

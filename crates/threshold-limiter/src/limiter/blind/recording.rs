@@ -32,8 +32,15 @@ impl Store for PartlyAway {
     }
 
     async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
-        if let Command::Settle(bill) = &command {
-            self.reach(&bill.as_bill())?;
+        match &command {
+            Command::Settle(bill) => self.reach(&bill.as_bill()).map(drop)?,
+            Command::GiveBack(receipt) => {
+                let away = self.away.lock().unwrap();
+                if receipt.keys().any(|key| away.contains(&key.partition())) {
+                    return Err(StoreError::Unavailable);
+                }
+            }
+            _ => {}
         }
         self.memory.execute(command, now).await
     }
@@ -157,4 +164,24 @@ async fn every_key_has_its_turn() {
         blind.put_back(taken, NOW);
     }
     assert_eq!(seen.len(), 3);
+}
+
+/// Redis was slow for a moment, and was left alone after that. What it had charged too late was given back in vain, and stayed.
+#[tokio::test]
+async fn a_late_charge_is_given_back_when_the_store_takes_it() {
+    let world = World::new("limit = '10/min'\nalgorithm = 'sliding-log'");
+    let policy = world.limiter.policy();
+    let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
+    let mut outcome = Outcome::default();
+    world.limiter.store().settle(&plan, NOW, &mut outcome).await.unwrap();
+    world.limiter.blind.awaits(plan.trace(), false, NOW);
+    let bill = Box::new(plan.bill().to_owned());
+    world.limiter.hear_late(LateAnswer::Settled { bill, answer: Ok(Box::new(outcome)) });
+    world.set_away(&["ada"]);
+    world.limiter.catch_up().await;
+    world.set_away(&[]);
+    assert_eq!(world.check("ada").await, Some(8), "it is not given back yet");
+    world.limiter.catch_up().await;
+    assert_eq!(world.check("ada").await, Some(8), "only the two requests since then count");
+    assert!(world.limiter.blind.take_withdrawals().is_empty());
 }
