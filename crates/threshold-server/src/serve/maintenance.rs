@@ -64,6 +64,13 @@ async fn apply_remote_changes(app: Arc<App>) {
             Ok(()) => app.desk.store_problem().map(|reason| refusing(&reason)),
             Err(error) => Some(store_problem(error, app.desk.store_error())),
         };
+        app.desk.metrics.set_store_up(problem.is_none());
+        app.desk.metrics.set_charges_lost(app.desk.charges_lost());
+        let differences = app.desk.store_differences();
+        let has_new_differences = app.desk.metrics.set_store_differences(differences);
+        let wrong = (differences > 0).then(|| wrong_writes(app.desk.store_error()));
+        // Before the log: an operator who reads a line there finds the same in `/readyz`.
+        app.health.set_store(problem.clone().or(wrong));
         match &problem {
             // The store may be unavailable for hours, so each reason is logged once. A second reason may be the one that
             // matters, such as a server that came back with the records of another secret.
@@ -85,14 +92,9 @@ async fn apply_remote_changes(app: Arc<App>) {
             );
             losses = lost;
         }
-        app.desk.metrics.set_store_up(problem.is_none());
-        app.desk.metrics.set_charges_lost(app.desk.charges_lost());
-        let differences = app.desk.store_differences();
-        if app.desk.metrics.set_store_differences(differences) {
+        if has_new_differences {
             tracing::error!(differences, last = app.desk.store_error(), "store writes wrong balances");
         }
-        let wrong = (differences > 0).then(|| wrong_writes(app.desk.store_error()));
-        app.health.set_store(problem.or(wrong));
     }
 }
 
