@@ -258,15 +258,6 @@ impl Limit {
         !self.is_never() && !self.is_concurrency()
     }
 
-    /// The period of fixed windows that begin on the clock; `None` for every other limit.
-    #[must_use]
-    pub const fn window_on_clock(&self) -> Option<Span> {
-        match &self.0 {
-            Kind::FixedWindow(limit) => limit.period_on_clock(),
-            _ => None,
-        }
-    }
-
     /// Whether the capacity refills unit by unit, as a token bucket does.
     #[must_use]
     #[inline]

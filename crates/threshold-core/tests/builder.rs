@@ -131,7 +131,7 @@ fn everything() -> PolicyBuilder {
         .mode(Mode::Observe)
         .consistency(Consistency::Eventual)
         .approximate()
-        .place("KV/messages:{hash}")
+        .place("OBJECTS/messages:{hash}")
         .on_store_error(OnStoreError::Open)
         .disclosure(Disclosure::Minimal)
         .status(503)
@@ -296,7 +296,7 @@ ban_shared = true
 mode = "observe"
 consistency = "eventual"
 approximate = true
-place = "KV/messages:{hash}"
+place = "OBJECTS/messages:{hash}"
 on_store_error = "open"
 disclosure = "minimal"
 status = 503

@@ -6,8 +6,7 @@ mod change_sink;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "partitions")]
-#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only the store in Redis uses it so far"))]
-mod partitioned;
+pub mod partitioned;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod shared;

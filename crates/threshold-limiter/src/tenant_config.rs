@@ -44,7 +44,7 @@ pub struct TenantConfigError {
 }
 
 impl TenantConfig {
-    /// Parses the text of a file, or of a value in KV. Fields other than `rateLimit` belong to the application and are ignored;
+    /// Parses the text of a file. Fields other than `rateLimit` belong to the application and are ignored;
     /// unknown ones inside of it are errors, because a mistyped limit would limit nothing.
     ///
     /// # Errors

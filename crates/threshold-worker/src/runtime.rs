@@ -36,3 +36,18 @@ impl fmt::Debug for EventRuntime {
         f.write_str("EventRuntime")
     }
 }
+
+/// The runtime of a layer before it has an event. Every event replaces it by its own.
+#[derive(Debug, Clone, Copy)]
+pub struct NoEvent;
+
+impl Runtime for NoEvent {
+    fn sleep(&self, delay: Duration) -> Task {
+        Box::pin(SendFuture::new(Delay::from(delay)))
+    }
+
+    fn spawn(&self, task: Task) {
+        // The task may end with the event that it belongs to.
+        worker::wasm_bindgen_futures::spawn_local(task);
+    }
+}

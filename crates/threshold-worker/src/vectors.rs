@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use threshold_core::case::{Ask, Case, CaseFile, Lines, Play};
@@ -14,8 +13,9 @@ use threshold_core::{DigestKey, Policy, Secret, Timestamp};
 use threshold_limiter::limiter::LimiterBuilder;
 use threshold_limiter::store::Store;
 use threshold_limiter::{Limiter, ManualClock};
-use worker::{Body, HttpRequest, Request, Result};
+use worker::{Env, HttpRequest, Request, Response, Result, js_sys};
 
+use crate::store::ObjectStore;
 use key_value::KeyValueStore;
 
 #[path = "../../threshold-limiter/tests/stores/key_value.rs"]
@@ -68,14 +68,32 @@ impl World for KeyValue {
     }
 }
 
+/// Durable Objects. Objects outlive a case, so each case has names of its own.
+struct Objects(Env);
+
+impl World for Objects {
+    type Store = ObjectStore;
+
+    fn store(&self) -> ObjectStore {
+        ObjectStore::with_prefix(self.0.clone(), format!("{}:", js_sys::Math::random()))
+    }
+
+    async fn prepare(&self, store: &ObjectStore, now: Timestamp) {
+        // What the call before has to give back comes after its answer, and before the time of the next one.
+        store.send_later().await;
+        store.set_now(now);
+    }
+}
+
 /// Plays a file of cases, and answers how many have passed and why others have not.
-pub(crate) async fn play_all(request: HttpRequest) -> Result<http::Response<Body>> {
+pub(crate) async fn play_all(request: HttpRequest, env: Env) -> Result<Response> {
     let asked: Asked = Request::try_from(request)?.json().await?;
     let played = match asked.store.as_str() {
         "key-value" => play_file(&KeyValue, &asked).await,
-        _ => return crate::answer(StatusCode::BAD_REQUEST, "unknown store\n"),
+        "objects" => play_file(&Objects(env), &asked).await,
+        _ => return Response::error("unknown store", 400),
     };
-    worker::Response::from_json(&played)?.try_into()
+    Response::from_json(&played)
 }
 
 async fn play_file<W: World>(world: &W, asked: &Asked) -> Played {

@@ -28,6 +28,12 @@ const files = [
   })),
 ];
 
+// The bindings that the presets name, and the one of rules without a place.
+const classes = { THRESHOLD: "ThresholdObject", TENANTS: "TenantDO", SESSIONS: "SessionDO", RATE_LIMITER: "RateLimiter" };
+const durableObjects = Object.fromEntries(
+  Object.entries(classes).map(([binding, className]) => [binding, { className, useSQLite: true }]),
+);
+
 const worker = new Miniflare({
   modulesRoot: folder,
   modules: [
@@ -35,12 +41,46 @@ const worker = new Miniflare({
     { type: "CompiledWasm", path: join(folder, "index_bg.wasm") },
   ],
   compatibilityDate: "2026-04-01",
+  durableObjects,
   // Otherwise miniflare fetches the properties of a request from the network.
   cf: false,
   telemetry: { enabled: false },
 });
 
+// Cases that a store does not pass, by file. Each must fail, or it is taken off this list.
+const differences = {
+  "key-value": {},
+  objects: {
+    // The Worker serves no pauses: operators have no way to find the objects of a subject.
+    "conformance/block-for.json": [
+      "a pause denies until its time, whatever is left",
+      "a pause of the one budget for all holds for everyone",
+      "requests denied by a pause charge nothing",
+    ],
+    "conformance/forgive.json": ["a pause is lifted with the rest"],
+    "conformance/user-scope.json": ["a pause and a pardon are for one tenant's user"],
+    "conformance/ladder.json": [
+      "strike = ignored: who comes back during a pause ignores its end, and no warning lifts a pause",
+      "strike = ignored: who waits for the end of a pause never strikes, and under another strike a pause is no offence",
+      "a request denied by a pause is no violation",
+      // Ladders in two objects, as in two partitions of a Cluster: only the last object strikes.
+      "a warning lifts only limits of its own subject and ladder: the request is denied and charges nothing, and the strike counts",
+      "of two subjects that one request strikes, the harshest rung wins",
+      "of two penalties the ban is the verdict, and retryAfter the end of both",
+      "strike = ignored: what counts is the Retry-After that was sent, also where another limit or a block made it longer",
+    ],
+    // The Worker serves no reservations: the object of a reservation cannot give back to the objects of its limits.
+    "conformance/reserve.json": [
+      "a release on expiry happens when it is due, not when somebody asks",
+      "releases on expiry happen in the order in which they are due",
+      "releases on expiry happen in the order in which they are due, also where they were made in it",
+      "by choice it expires released",
+    ],
+  },
+};
+
 let passed = 0;
+let different = 0;
 const failures = [];
 try {
   for (const { path, preset } of files) {
@@ -52,7 +92,17 @@ try {
     }
     const played = await response.json();
     passed += played.passed;
-    failures.push(...played.failures.map((failure) => `${path}: ${failure}`));
+    const known = new Set(differences[store]?.[path] ?? []);
+    for (const failure of played.failures) {
+      const name = [...known].find((name) => failure.startsWith(`${name}: `));
+      if (name === undefined) {
+        failures.push(`${path}: ${failure}`);
+      } else {
+        known.delete(name);
+        different += 1;
+      }
+    }
+    failures.push(...[...known].map((name) => `${path}: ${name}: passes, and is listed as different`));
   }
 } finally {
   await worker.dispose();
@@ -61,7 +111,7 @@ try {
 for (const failure of failures) {
   console.error(failure);
 }
-console.log(`${passed} of ${passed + failures.length} vectors passed on wasm32, store ${store}`);
+console.log(`${passed} of ${passed + different + failures.length} vectors passed on wasm32, store ${store}; ${different} differ as listed`);
 if (passed === 0 || failures.length > 0) {
   process.exit(1);
 }

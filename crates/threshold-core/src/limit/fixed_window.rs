@@ -62,14 +62,6 @@ impl FixedWindow {
         Some((self.quota, self.period))
     }
 
-    /// W, where windows begin on the clock.
-    pub(super) const fn period_on_clock(&self) -> Option<Span> {
-        match self.anchor {
-            Anchor::Clock => Some(self.period),
-            Anchor::First => None,
-        }
-    }
-
     #[inline]
     fn start_of(&self, now: Timestamp) -> Timestamp {
         match self.anchor {

@@ -216,8 +216,8 @@ pub(crate) struct RuleFile {
     pub(crate) consistency: Option<Located<ConsistencyName>>,
     /// Accepts that a store without atomic updates only approximates this limit.
     pub(crate) approximate: Option<Located<bool>>,
-    /// Where the rule's records are stored on Cloudflare, as `BINDING/NAME`: a Durable Object, or for `eventual` a key of Workers KV.
-    /// The name may have `{tenant}`, `{user}`, `{ip}`, `{hash}` and `{window}`. Other stores place records by themselves.
+    /// The Durable Object that the rule's records are stored in on Cloudflare, as `BINDING/NAME`. The name may have `{tenant}`,
+    /// `{user}`, `{ip}` and `{hash}`. Other stores place records by themselves.
     pub(crate) place: Option<Text>,
     /// How to decide when the store fails. Default: `local`.
     pub(crate) on_store_error: Option<Located<OnStoreErrorName>>,

@@ -1,4 +1,4 @@
-//! Names of records, for stores that have names: Durable Objects, and keys of Workers KV.
+//! Names of records, for stores that have names: Durable Objects.
 //!
 //! Keys are digests, from which no name can be computed. A store that places records by name is therefore told the name of each key
 //! when a request is planned.
@@ -12,16 +12,14 @@ use crate::key::{Digest, DigestKey};
 use crate::limit::NotationError;
 use crate::lockout::{AttemptKeys, LoginRequest, canonical_account};
 use crate::plan::Plan;
-use crate::policy::{Consistency, Identities, Known, Per, Policy, Rule, UserScope};
+use crate::policy::{Identities, Known, Per, Policy, Rule, UserScope};
 
-/// The longest value that is written into a name. A longer one is replaced by its digest, so that a name stays below the 512 bytes
-/// that Workers KV allows.
+/// The longest value that is written into a name. A longer one is replaced by its digest, so that names stay readable.
 const MAX_VALUE: usize = 96;
 /// The longest binding and the longest pattern.
 const MAX_PATTERN: usize = 128;
 
-/// The place of a rule's records, written `BINDING/NAME`: a Durable Object with this name, or for an `eventual` rule a key of
-/// Workers KV.
+/// The place of a rule's records, written `BINDING/NAME`: the Durable Object with this name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordPlace {
     binding: Box<str>,
@@ -35,11 +33,8 @@ pub struct Placed<'p> {
     pub key: Digest,
     /// The binding of the Worker; `None` where the policy names none.
     pub binding: Option<&'p str>,
-    /// The name in it. For a rule that counts fixed windows in Workers KV it has `{window}` where the number of the window goes; no
-    /// value can contain that text.
+    /// The name in it.
     pub name: String,
-    /// Whether the record may be approximate, and so is kept in Workers KV.
-    pub eventual: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,16 +50,14 @@ enum Placeholder {
     Address,
     Account,
     Hash,
-    Window,
 }
 
-const NAMES: [(&str, Placeholder); 6] = [
+const NAMES: [(&str, Placeholder); 5] = [
     ("tenant", Placeholder::Tenant),
     ("user", Placeholder::User),
     ("ip", Placeholder::Address),
     ("account", Placeholder::Account),
     ("hash", Placeholder::Hash),
-    ("window", Placeholder::Window),
 ];
 
 impl RecordPlace {
@@ -119,7 +112,7 @@ impl RecordPlace {
     /// Returns why a rule cannot have this place; `None` if it can.
     ///
     /// A name must follow from the key: a budget that is counted by tenant and named by user would be in several places.
-    pub(crate) fn misfit(&self, per: &[Per], scope: UserScope, counts_windows_in_kv: bool) -> Option<String> {
+    pub(crate) fn misfit(&self, per: &[Per], scope: UserScope) -> Option<String> {
         let scoped = scope == UserScope::Tenant && per.contains(&Per::User);
         self.placeholders().find_map(|placeholder| {
             let (fits, name) = match placeholder {
@@ -128,12 +121,6 @@ impl RecordPlace {
                 Placeholder::Address => (per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))), "ip"),
                 Placeholder::Hash => return None,
                 Placeholder::Account => return Some("{account} is for [login] alone".to_owned()),
-                Placeholder::Window if counts_windows_in_kv => return None,
-                Placeholder::Window => {
-                    return Some(
-                        "{window} is for fixed windows on the clock with consistency = \"eventual\"".to_owned(),
-                    );
-                }
             };
             (!fits).then(|| format!("the rule is not counted by {name}, so one budget would have many places"))
         })
@@ -148,11 +135,6 @@ impl RecordPlace {
         misfit.then(|| format!("the name can have only {name} and {{hash}} here"))
     }
 
-    /// Returns whether the name of a fixed window has its number.
-    pub(crate) fn has_window(&self) -> bool {
-        self.placeholders().any(|placeholder| placeholder == Placeholder::Window)
-    }
-
     fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
         self.name.iter().filter_map(|piece| match piece {
             Piece::Value(placeholder) => Some(*placeholder),
@@ -165,7 +147,6 @@ impl RecordPlace {
         for piece in &self.name {
             match piece {
                 Piece::Text(text) => name.push_str(text),
-                Piece::Value(Placeholder::Window) => name.push_str("{window}"),
                 Piece::Value(placeholder) => match value(*placeholder) {
                     Some(value) => name.push_str(&value),
                     None => push_hash(&mut name, key),
@@ -248,7 +229,7 @@ impl LoginRequest<'_> {
 
 impl<'p> Placed<'p> {
     fn new(key: Digest, place: Option<&'p RecordPlace>, name: String) -> Self {
-        Self { key, binding: place.map(RecordPlace::binding), name, eventual: false }
+        Self { key, binding: place.map(RecordPlace::binding), name }
     }
 }
 
@@ -265,7 +246,7 @@ impl Policy {
             Some(place) => place.name(key, |placeholder| self.value(placeholder, rule, caller)),
             None => self.default_name(rule, key, caller),
         };
-        Placed { eventual: rule.consistency == Consistency::Eventual, ..Placed::new(key, place, name) }
+        Placed::new(key, place, name)
     }
 
     /// Adds the place of every standing of a caller: that of the first rule that strikes it. Rules of one subject may have different
@@ -276,8 +257,7 @@ impl Policy {
         for (index, subject) in self.subjects.iter().enumerate() {
             let Some(rule) = self.rules.iter().find(|rule| rule.subject == Some(index)) else { continue };
             if let Some(subject) = self.subject(subject, &mut identities) {
-                let key = subject.key();
-                places.push(Placed { eventual: false, ..self.place_of(rule, key, caller) });
+                places.push(self.place_of(rule, subject.key(), caller));
             }
         }
     }
@@ -294,7 +274,7 @@ impl Policy {
                 let group = rule.per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);
                 group.map(|group| group.to_string())
             }
-            Placeholder::Hash | Placeholder::Account | Placeholder::Window => None,
+            Placeholder::Hash | Placeholder::Account => None,
         }
     }
 
@@ -303,10 +283,6 @@ impl Policy {
     /// anyone who can see the account at Cloudflare can read them.
     fn default_name(&self, rule: &Rule, key: Digest, caller: &Caller<'_>) -> String {
         let has = |per: &Per| rule.per.contains(per);
-        if rule.consistency == Consistency::Eventual {
-            // One key of KV holds one balance.
-            return anchored(&rule.name, key);
-        }
         let by_tenant = has(&Per::Tenant) || self.identity().user_scope == UserScope::Tenant && has(&Per::User);
         if let Some(tenant) = caller.tenant.filter(|_| by_tenant) {
             // The partition tells apart the parts that a tenant's users are spread over.
@@ -361,15 +337,12 @@ mod tests {
         name = 'messages'
         per = ['user']
         limit = '20/h'
-        algorithm = 'fixed-window'
-        consistency = 'eventual'
-        approximate = true
-        place = 'RATE_LIMIT_KV/ratelimit:{user}:{window}'
+        place = 'RATE_LIMITER/ratelimit:{user}'
         [[rule]]
         name = 'addresses'
         per = ['ip']
         limit = '10/min'
-        place = 'RATE_KV/ip:{hash}'
+        place = 'ADDRESSES/ip:{hash}'
         [[rule]]
         name = 'all'
         per = []
@@ -393,15 +366,11 @@ mod tests {
         let ip = Some([203, 0, 113, 7].into());
         let facts = Facts { ip, tenant: Some("acme"), user: Some("u1"), path: Some("/"), ..Facts::default() };
         let found = names(&policy, &facts);
-        for name in [
-            "TENANTS/tenant:acme",
-            "RATE_LIMITER/acme:ratelimit:u1",
-            "RATE_LIMIT_KV/ratelimit:u1:{window}",
-            "-/rule:all",
-        ] {
+        for name in ["TENANTS/tenant:acme", "RATE_LIMITER/acme:ratelimit:u1", "RATE_LIMITER/ratelimit:u1", "-/rule:all"]
+        {
             assert!(found.iter().any(|own| own == name), "{name} in {found:?}");
         }
-        assert!(found.iter().any(|own| own.starts_with("RATE_KV/ip:") && own.len() == "RATE_KV/ip:".len() + 32));
+        assert!(found.iter().any(|own| own.starts_with("ADDRESSES/ip:") && own.len() == "ADDRESSES/ip:".len() + 32));
         // The standing of the ladder lies beside the budgets that strike.
         assert_eq!(found.iter().filter(|own| *own == "RATE_LIMITER/acme:ratelimit:u1").count(), 2, "{found:?}");
         // What separates parts is encoded, and an address that replaces a user cannot be claimed by one.
@@ -423,15 +392,12 @@ mod tests {
         };
         check("per = ['ip']\nplace = 'X/{user}'", "the rule is not counted by user");
         check("per = ['user']\nplace = 'X/{tenant}:{user}'", "the rule is not counted by tenant");
-        check("per = ['user']\nplace = 'X/{user}:{window}'", "{window} is for fixed windows");
         check("per = ['user']\nplace = 'X/{account}'", "{account} is for [login] alone");
         check("per = ['user']\nplace = '{user}'", "the binding is missing");
         check("per = ['user']\nplace = '9X/{user}'", "\"9X\" is not the name of a binding");
         check("per = ['user']\nplace = 'X/{usr}'", "unknown placeholder {usr}");
         check("per = ['user']\nplace = 'X/{user'", "unknown placeholder {user}");
         check("per = ['user']\nplace = 'X/'", "a name has 1 to 128 bytes");
-        let fixed = "per = ['user']\nalgorithm = 'fixed-window'\nconsistency = 'eventual'\napproximate = true\n";
-        check(&format!("{fixed}place = 'X/{{user}}'"), "the name of a fixed window has no number");
         let login = Policy::parse("[login]\nip_place = 'X/{account}'", &|_| None).unwrap_err().to_string();
         assert!(login.contains("only {ip} and {hash}"), "{login}");
     }
@@ -460,7 +426,7 @@ mod tests {
                     let name = (placed.binding.map(str::to_owned), placed.name.clone());
                     prop_assert_eq!(known.entry(placed.key).or_insert_with(|| name.clone()), &name);
                 }
-                let charges = plan.charges().iter().map(|charge| charge.key());
+                let charges = plan.charges().iter().map(bill::Charge::key);
                 for key in charges.chain(plan.subjects().iter().map(|subject| subject.key())) {
                     prop_assert!(places.iter().any(|placed| placed.key == key));
                 }

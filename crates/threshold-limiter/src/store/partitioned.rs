@@ -23,7 +23,7 @@ mod tests;
 
 /// Why a partition did not execute a command.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum PartitionError {
+pub enum PartitionError {
     /// The partition moves to another server, which executes only commands with one key until it has arrived.
     Moving,
     /// The store failed.
@@ -46,7 +46,7 @@ impl From<PartitionError> for StoreError {
 }
 
 /// A store of partitions.
-pub(crate) trait Partitions: Send + Sync {
+pub trait Partitions: Send + Sync {
     /// Executes a command whose records are all in one partition.
     fn execute(
         &self,
@@ -69,7 +69,7 @@ pub(crate) trait Partitions: Send + Sync {
 
 /// Executes a command on all partitions of its records. A command that no store of partitions executes in this way, such as a
 /// change of bans, fails.
-pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answer, StoreError> {
+pub async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answer, StoreError> {
     let partition = match &command {
         Command::Reserve { receipt, .. } => Some(store.home(receipt.id())),
         Command::BeginRefund { id, .. } | Command::EndReservation { id, .. } => Some(store.home(*id)),
@@ -116,7 +116,7 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
 }
 
 /// Settles a bill: every partition charges its part, or none does.
-pub(crate) async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Result<Outcome, StoreError> {
+pub async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Result<Outcome, StoreError> {
     // A bill without charges still needs the time of the store.
     if bill.as_bill().partitions().is_empty() {
         let partition = store.home(bill.as_bill().trace());

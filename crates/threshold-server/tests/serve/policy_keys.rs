@@ -17,7 +17,7 @@ use cases::{Case, cases};
 const EXCEPTIONS: [(&str, &str); 6] = [
     ("allow", "silences findings of lint"),
     ("rule.allow", "silences findings of lint"),
-    ("rule.place", "the names of Durable Objects and KV keys, which the tests of the Worker check"),
+    ("rule.place", "the name of a Durable Object, which the tests of the Worker check"),
     ("login.account_place", "the name of a Durable Object"),
     ("login.ip_place", "the name of a Durable Object"),
     ("alerts.", "warned of at the start until alerts work: alerts_cause_a_warning_at_the_start"),

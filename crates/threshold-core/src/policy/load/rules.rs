@@ -100,7 +100,7 @@ impl Loader<'_> {
         // After the measure: whether a ladder fits depends on what the limit counts.
         let subject = self.subject(file, &per, layer, &measure, context);
         let status = self.status(file);
-        let place = self.rule_place(file, &per, &measure, context.identity);
+        let place = self.rule_place(file, &per, context.identity);
         let body = file.body.as_ref().and_then(|text| self.body(text));
         let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
         let flag = |flag: &Option<crate::policy::file::Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
@@ -144,34 +144,16 @@ impl Loader<'_> {
         Some(rule)
     }
 
-    fn rule_place(
-        &mut self,
-        file: &RuleFile,
-        per: &[Per],
-        measure: &Measure,
-        identity: &Identity,
-    ) -> Option<RecordPlace> {
+    fn rule_place(&mut self, file: &RuleFile, per: &[Per], identity: &Identity) -> Option<RecordPlace> {
         let text = file.place.as_ref()?;
         let place = self.place(text)?;
-        let eventual =
-            file.consistency.as_ref().is_some_and(|name| Consistency::from(name.value) == Consistency::Eventual);
-        let counts_windows = match measure {
-            Measure::Fixed(measured) => measured.limit.window_on_clock().is_some(),
-            // The shape of a limit by tier has the algorithm, but not the period.
-            Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => false,
-        };
-        if let Some(why) = place.misfit(per, identity.user_scope, eventual && counts_windows) {
+        if let Some(why) = place.misfit(per, identity.user_scope) {
             self.error(
                 "bad-place",
                 text.span.clone(),
                 why,
                 "name records by what the rule is counted by, or by {hash}",
             );
-            return None;
-        }
-        if eventual && counts_windows && !place.has_window() {
-            let help = "add {window}, or two windows would share one count";
-            self.error("bad-place", text.span.clone(), "the name of a fixed window has no number", help);
             return None;
         }
         Some(place)

@@ -1,0 +1,119 @@
+//! The settings of a Worker, from its bindings.
+
+use http::Uri;
+use threshold_core::{Policy, PolicyError, Secret, Secrets};
+use threshold_limiter::tower::NoTokenVerifier;
+use worker::Env;
+
+/// The KV namespace with the policy.
+pub const POLICY_KV: &str = "THRESHOLD_CONFIG";
+/// The key of the policy in it.
+pub const POLICY_KEY: &str = "policy.toml";
+/// The variable with the policy, where no namespace is bound.
+pub const POLICY: &str = "THRESHOLD_POLICY";
+/// The secret that stored keys are digested with.
+pub const SECRET: &str = "THRESHOLD_SECRET";
+/// The secret before it, during a rotation.
+pub const OLD_SECRET: &str = "THRESHOLD_SECRET_OLD";
+/// The token of callers of the API.
+pub const TOKEN: &str = "THRESHOLD_TOKEN";
+/// The variable with the URL of the upstream, where no service is bound.
+pub const UPSTREAM_URL: &str = "UPSTREAM_URL";
+
+/// The shortest token.
+const MIN_TOKEN: usize = 16;
+
+/// Why a Worker cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// There is no policy.
+    #[error("no policy: bind the KV namespace {POLICY_KV} with the key {POLICY_KEY}, or set the variable {POLICY}")]
+    NoPolicy,
+    /// KV failed.
+    #[error("the policy cannot be read from {POLICY_KV}: {0}")]
+    Kv(String),
+    /// The policy is not valid.
+    #[error("the policy is not valid: {0}")]
+    Policy(#[from] PolicyError),
+    /// There is no secret.
+    #[error("no secret: set {SECRET} with `wrangler secret put {SECRET}`, at least 32 random bytes")]
+    NoSecret,
+    /// A secret is too short, or both are the same.
+    #[error("{0} cannot be used: {1}")]
+    Secret(&'static str, String),
+    /// The token is too short.
+    #[error("{TOKEN} has fewer than {MIN_TOKEN} characters")]
+    ShortToken,
+    /// The URL of the upstream is not one.
+    #[error("{UPSTREAM_URL} is not a URL with a scheme and a host")]
+    Upstream,
+    /// The policy takes names from tokens.
+    #[error(transparent)]
+    Tokens(#[from] NoTokenVerifier),
+}
+
+/// The settings of a Worker.
+#[derive(Debug)]
+pub struct Config {
+    text: String,
+    pub(crate) secret: Secrets,
+    pub(crate) token: Option<String>,
+    pub(crate) upstream: Option<Uri>,
+}
+
+impl Config {
+    /// Reads the settings.
+    ///
+    /// # Errors
+    /// Fails where one is missing or invalid.
+    pub async fn read(env: &Env) -> Result<Self, ConfigError> {
+        let token = text(env, TOKEN);
+        if token.as_ref().is_some_and(|token| token.chars().count() < MIN_TOKEN) {
+            return Err(ConfigError::ShortToken);
+        }
+        let upstream = text(env, UPSTREAM_URL).map(|url| url.parse::<Uri>().map_err(|_| ConfigError::Upstream));
+        let upstream = upstream.transpose()?;
+        if upstream.as_ref().is_some_and(|url| url.scheme().is_none() || url.authority().is_none()) {
+            return Err(ConfigError::Upstream);
+        }
+        Ok(Self { text: policy(env).await?, secret: secrets(env)?, token, upstream })
+    }
+
+    /// Parses the policy.
+    ///
+    /// # Errors
+    /// Fails where it is not valid.
+    pub fn policy(&self, env: &Env) -> Result<Policy, ConfigError> {
+        Ok(Policy::parse(&self.text, &|name| text(env, name))?)
+    }
+}
+
+/// Returns a variable or a secret.
+fn text(env: &Env, name: &str) -> Option<String> {
+    // An empty one is unset, as on a server.
+    env.var(name).ok().map(|value| value.to_string()).filter(|value| !value.is_empty())
+}
+
+async fn policy(env: &Env) -> Result<String, ConfigError> {
+    if let Ok(namespace) = env.kv(POLICY_KV) {
+        let found = namespace.get(POLICY_KEY).text().await.map_err(|error| ConfigError::Kv(error.to_string()))?;
+        if let Some(text) = found {
+            return Ok(text);
+        }
+    }
+    text(env, POLICY).ok_or(ConfigError::NoPolicy)
+}
+
+fn secrets(env: &Env) -> Result<Secrets, ConfigError> {
+    let secret = |name: &'static str| {
+        text(env, name).map(|text| {
+            Secret::new(text.as_bytes()).ok_or_else(|| ConfigError::Secret(name, "it is too short".to_owned()))
+        })
+    };
+    let present = Secrets::new(secret(SECRET).transpose()?.ok_or(ConfigError::NoSecret)?);
+    match secret(OLD_SECRET).transpose()? {
+        None => Ok(present),
+        Some(old) => present.with_old(old).map_err(|error| ConfigError::Secret(OLD_SECRET, error.to_string())),
+    }
+}

@@ -1,0 +1,138 @@
+//! The Durable Object: it executes commands on its own records, in the SQLite database that Cloudflare gives it.
+//!
+//! A command is executed by synchronous SQL in one event without an await. Cloudflare holds the answer back until what was
+//! written is durable.
+
+mod classes;
+mod packed;
+pub mod records;
+mod rows;
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use threshold_core::command::{Command, execute};
+use threshold_core::{Answer, Format, Span, Timestamp};
+use worker::{Method, Request, Response, Result, State};
+
+use crate::clock::DateClock;
+use records::{Change, ObjectRecords, RowError};
+use rows::Database;
+
+pub use classes::{RateLimiter, SessionDO, TenantDO, ThresholdObject};
+use threshold_limiter::Clock;
+
+/// The path of commands. A Worker sends them; nothing else can reach an object.
+pub(crate) const COMMAND: &str = "/command";
+/// The header with the time of a test.
+#[cfg(feature = "vectors")]
+pub(crate) const NOW: &str = "x-threshold-now";
+
+/// The longest time between two clean-ups.
+const CLEAN_UP: Span = Span::DAY;
+
+/// The state of every class.
+#[derive(Debug)]
+struct Object {
+    state: State,
+    database: Database,
+    /// When the next clean-up is due; `None` if it is not known since the object was started.
+    alarm: Cell<Option<Timestamp>>,
+}
+
+impl Object {
+    fn new(state: State) -> Self {
+        let database = Database::new(state.storage().sql());
+        Self { state, database, alarm: Cell::new(None) }
+    }
+
+    async fn fetch(&self, mut request: Request) -> Result<Response> {
+        if request.method() != Method::Post || request.path() != COMMAND {
+            return Response::error("not found", 404);
+        }
+        let now = self.now(&request);
+        let command = match Command::from_bytes(&request.bytes().await?) {
+            Ok(command) => command,
+            // The Worker may be of another version than the object for some minutes after a deployment.
+            Err(error) => return Response::error(error.to_string(), 400),
+        };
+        match self.execute(&command, now) {
+            Ok((answer, until)) => {
+                self.schedule(until, now).await?;
+                Response::from_bytes(answer.to_bytes(Format::PRESENT))
+            }
+            Err(RowError::Full) => Response::error(RowError::Full.to_string(), 507),
+            Err(error) => Response::error(error.to_string(), 500),
+        }
+    }
+
+    #[cfg(feature = "vectors")]
+    fn now(&self, request: &Request) -> Timestamp {
+        let given = request.headers().get(NOW).ok().flatten().and_then(|micros| micros.parse().ok());
+        given.map_or_else(|| DateClock.now(), Timestamp::from_micros)
+    }
+
+    #[cfg(not(feature = "vectors"))]
+    fn now(&self, _: &Request) -> Timestamp {
+        DateClock.now()
+    }
+
+    /// Executes a command. Returns the answer, and the latest end of what was written.
+    fn execute(
+        &self,
+        command: &Command,
+        now: Timestamp,
+    ) -> core::result::Result<(Answer, Option<Timestamp>), RowError> {
+        self.database.open()?;
+        let mut records = ObjectRecords::new(&self.database);
+        let answer = execute(command, &mut records, now)?;
+        let changes = records.into_changes();
+        let until = changes.iter().filter_map(|(_, change)| match change {
+            Change::Write { until, .. } => Some(*until),
+            Change::Delete => None,
+        });
+        let until = until.max();
+        self.database.write(changes)?;
+        Ok((answer, until))
+    }
+
+    /// Makes sure that a clean-up comes after the latest record has ended, or after a day. Setting an alarm is billed like a row, so
+    /// it is set only where none is due before.
+    async fn schedule(&self, until: Option<Timestamp>, now: Timestamp) -> Result<()> {
+        let Some(until) = until else { return Ok(()) };
+        let due = until.min(now.plus(CLEAN_UP)).max(now.plus(Span::from_secs(1)));
+        let known = match self.alarm.get() {
+            Some(known) => Some(known),
+            None => self.state.storage().get_alarm().await?.map(rows::from_millis),
+        };
+        self.alarm.set(known);
+        if known.is_some_and(|known| known > now) {
+            return Ok(());
+        }
+        self.alarm.set(Some(due));
+        let wait = Duration::from_micros(due.since(now).micros());
+        self.state.storage().set_alarm(wait).await
+    }
+
+    /// Ends expired reservations and deletes rows whose time is over.
+    async fn clean_up(&self) -> Result<Response> {
+        let now = DateClock.now();
+        self.alarm.set(None);
+        let left = self.database.open().and_then(|()| {
+            let mut records = ObjectRecords::new(&self.database);
+            threshold_core::command::expire(&mut records, now)?;
+            self.database.write(records.into_changes())?;
+            self.database.delete_silent(now)
+        });
+        match left {
+            Ok(Some(until)) => self.schedule(Some(until), now).await?,
+            // An object without storage costs nothing and does not exist until it is asked again.
+            Ok(None) => {
+                self.state.storage().delete_all().await?;
+                self.database.closed();
+            }
+            Err(error) => return Response::error(error.to_string(), 500),
+        }
+        Response::ok("")
+    }
+}
