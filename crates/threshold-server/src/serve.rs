@@ -132,9 +132,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
             reloader.watch_certificate(certificates, files);
         }
         let at_once = serve(servers, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
-        if let Some(shared) = shared.filter(|_| !at_once) {
-            give_back(&app.desk, &shared).await;
-        }
+        give_back(&app.desk, shared.filter(|_| !at_once)).await;
         anyhow::Ok(close(app, duration(args.drain)).await)
     })?;
     // Requests that are still in progress after the drain are dropped.
@@ -159,7 +157,8 @@ async fn read_bans(desk: &Desk) -> anyhow::Result<()> {
 
 /// Gives back what was charged in a shared store for requests that were denied or refused, and records what was admitted without
 /// it. No other node would do it, and the charges would stay until their windows end.
-async fn give_back(desk: &Desk, store: &RedisStore) {
+async fn give_back(desk: &Desk, shared: Option<Arc<RedisStore>>) {
+    let Some(store) = shared else { return };
     let returned = async {
         // A late answer is heard by the next look at the log. A store that cannot be reached will not return in this time; one that
         // is slow may answer the second question.
