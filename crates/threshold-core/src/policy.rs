@@ -94,8 +94,6 @@ pub struct Policy {
     /// Whether the lists have entries.
     any_listed: bool,
     login: Option<Arc<Login>>,
-    /// The places of a login's accounts and addresses. They are not in [`Login`], which travels with commands.
-    login_places: Arc<[Option<RecordPlace>; 2]>,
     alerts: Arc<Alerts>,
     memory: Memory,
     /// The body of every answer that refuses a request, unless a rule has its own.

@@ -183,8 +183,6 @@ fn everything() -> PolicyBuilder {
                 .lock(3, "1min")
                 .lock(5, Duration::from_secs(300))
                 .ceiling(50)
-                .account_place("AUTH/user:{account}")
-                .ip_place("AUTH/ip:{ip}")
                 .on_store_error(OnStoreError::Local),
         )
         .allow_list(["198.51.100.0/28"])
@@ -252,8 +250,6 @@ account = "5/15min"
 ip = "20/5min"
 locks = { 3 = "1min", 5 = "5min" }
 ceiling = 50
-account_place = "AUTH/user:{account}"
-ip_place = "AUTH/ip:{ip}"
 on_store_error = "local"
 
 [lists]

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select};
+use threshold_core::bill::Charge;
 use threshold_core::key::Partition;
+use threshold_core::plan::Subject;
 use threshold_core::policy::Placed;
 use threshold_core::{Answer, Command, Digest, Format, Outcome, Plan, Timestamp, TraceId};
 use threshold_limiter::store::partitioned::{self, PartitionError, Partitions};
@@ -156,8 +158,8 @@ impl Store for ObjectStore {
 
     async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         let bill = Box::new(plan.bill().to_owned());
-        let charges = plan.charges().iter().map(|charge| charge.key());
-        let keys = charges.chain(plan.subjects().iter().map(|subject| subject.key()));
+        let charges = plan.charges().iter().map(Charge::key);
+        let keys = charges.chain(plan.subjects().iter().map(Subject::key));
         // In another object a budget would be full again.
         if keys.into_iter().any(|key| self.place(key).is_none()) {
             return Err(StoreError::Unavailable);

@@ -285,10 +285,6 @@ pub(crate) struct LoginFile {
     pub(crate) locks: Option<NamedEntries<Text>>,
     /// The number of consecutive failures after which unknown devices are refused until a reset. Default: 100.
     pub(crate) ceiling: Option<Located<u32>>,
-    /// Where the state of an account is stored on Cloudflare, as `BINDING/NAME` with `{account}` or `{hash}`.
-    pub(crate) account_place: Option<Text>,
-    /// Where the attempts from an address are stored on Cloudflare, as `BINDING/NAME` with `{ip}` or `{hash}`.
-    pub(crate) ip_place: Option<Text>,
     /// How to decide when the store fails. Default: `closed`.
     pub(crate) on_store_error: Option<Located<OnStoreErrorName>>,
 }

@@ -10,7 +10,7 @@ use crate::caller::Caller;
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey};
 use crate::limit::NotationError;
-use crate::lockout::{AttemptKeys, LoginRequest, canonical_account};
+use crate::lockout::{AttemptKeys, LoginRequest};
 use crate::plan::Plan;
 use crate::policy::{Identities, Known, Per, Policy, Rule, UserScope};
 
@@ -48,15 +48,13 @@ enum Placeholder {
     Tenant,
     User,
     Address,
-    Account,
     Hash,
 }
 
-const NAMES: [(&str, Placeholder); 5] = [
+const NAMES: [(&str, Placeholder); 4] = [
     ("tenant", Placeholder::Tenant),
     ("user", Placeholder::User),
     ("ip", Placeholder::Address),
-    ("account", Placeholder::Account),
     ("hash", Placeholder::Hash),
 ];
 
@@ -120,19 +118,9 @@ impl RecordPlace {
                 Placeholder::User => (per.contains(&Per::User), "user"),
                 Placeholder::Address => (per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))), "ip"),
                 Placeholder::Hash => return None,
-                Placeholder::Account => return Some("{account} is for [login] alone".to_owned()),
             };
             (!fits).then(|| format!("the rule is not counted by {name}, so one budget would have many places"))
         })
-    }
-
-    /// Returns why a login cannot have this place; `None` if it can.
-    pub(crate) fn misfit_of_login(&self, of_account: bool) -> Option<String> {
-        let allowed = if of_account { Placeholder::Account } else { Placeholder::Address };
-        let fits = |placeholder| placeholder == allowed || placeholder == Placeholder::Hash;
-        let name = if of_account { "{account}" } else { "{ip}" };
-        let misfit = self.placeholders().any(|placeholder| !fits(placeholder));
-        misfit.then(|| format!("the name can have only {name} and {{hash}} here"))
     }
 
     fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
@@ -211,18 +199,8 @@ impl LoginRequest<'_> {
         let caller = Caller::named(&facts, policy);
         let mut places = Vec::new();
         policy.add_places_of_subjects(&caller, &mut places);
-        let [account, address] = policy.login_places.each_ref().map(Option::as_ref);
-        let key = policy.key();
-        if let Some(own) = keys.account {
-            let name = self.account.map(|name| written(&canonical_account(name), key));
-            let named = account.map(|place| place.name(own, |of| name.clone().filter(|_| of == Placeholder::Account)));
-            places.push(Placed::new(own, account, named.unwrap_or_else(|| anchored("account", own))));
-        }
-        if let Some(own) = keys.address {
-            let group = caller.group().map(|group| group.to_string());
-            let named = address.map(|place| place.name(own, |of| group.clone().filter(|_| of == Placeholder::Address)));
-            places.push(Placed::new(own, address, named.unwrap_or_else(|| anchored("login", own))));
-        }
+        places.extend(keys.account.map(|key| Placed::new(key, None, anchored("account", key))));
+        places.extend(keys.address.map(|key| Placed::new(key, None, anchored("login", key))));
         places
     }
 }
@@ -274,7 +252,7 @@ impl Policy {
                 let group = rule.per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);
                 group.map(|group| group.to_string())
             }
-            Placeholder::Hash | Placeholder::Account => None,
+            Placeholder::Hash => None,
         }
     }
 
@@ -314,9 +292,6 @@ mod tests {
     const POLICY: &str = "
         [identity]
         ipv6_prefix = 64
-        [login]
-        account_place = 'AUTH/auth:user:{account}'
-        ip_place = 'AUTH/auth:ip:{ip}'
         [[rule]]
         name = 'tenant'
         per = ['tenant']
@@ -392,14 +367,11 @@ mod tests {
         };
         check("per = ['ip']\nplace = 'X/{user}'", "the rule is not counted by user");
         check("per = ['user']\nplace = 'X/{tenant}:{user}'", "the rule is not counted by tenant");
-        check("per = ['user']\nplace = 'X/{account}'", "{account} is for [login] alone");
         check("per = ['user']\nplace = '{user}'", "the binding is missing");
         check("per = ['user']\nplace = '9X/{user}'", "\"9X\" is not the name of a binding");
         check("per = ['user']\nplace = 'X/{usr}'", "unknown placeholder {usr}");
         check("per = ['user']\nplace = 'X/{user'", "unknown placeholder {user}");
         check("per = ['user']\nplace = 'X/'", "a name has 1 to 128 bytes");
-        let login = Policy::parse("[login]\nip_place = 'X/{account}'", &|_| None).unwrap_err().to_string();
-        assert!(login.contains("only {ip} and {hash}"), "{login}");
     }
 
     proptest! {
@@ -426,8 +398,8 @@ mod tests {
                     let name = (placed.binding.map(str::to_owned), placed.name.clone());
                     prop_assert_eq!(known.entry(placed.key).or_insert_with(|| name.clone()), &name);
                 }
-                let charges = plan.charges().iter().map(bill::Charge::key);
-                for key in charges.chain(plan.subjects().iter().map(|subject| subject.key())) {
+                let charges = plan.charges().iter().map(crate::bill::Charge::key);
+                for key in charges.chain(plan.subjects().iter().map(crate::plan::Subject::key)) {
                     prop_assert!(places.iter().any(|placed| placed.key == key));
                 }
             }

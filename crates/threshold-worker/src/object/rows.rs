@@ -109,6 +109,7 @@ impl fmt::Debug for Database {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "it is given to `map_err`")]
 fn failed(error: worker::Error) -> RowError {
     RowError::Database(error.to_string())
 }

@@ -124,19 +124,6 @@ impl LoginBuilder {
         self
     }
 
-    /// Sets where the state of an account is stored on Cloudflare, as `BINDING/NAME`; see
-    /// [`RecordPlace`](crate::policy::RecordPlace).
-    pub fn account_place(mut self, place: impl Into<String>) -> Self {
-        self.file.account_place = Some(text(place));
-        self
-    }
-
-    /// Sets where the attempts from an address are stored on Cloudflare, as `BINDING/NAME`.
-    pub fn ip_place(mut self, place: impl Into<String>) -> Self {
-        self.file.ip_place = Some(text(place));
-        self
-    }
-
     /// Sets how to decide when the store fails. Default: [`OnStoreError::Closed`].
     pub fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
         self.file.on_store_error = name(on_store_error);

@@ -184,15 +184,13 @@ fn print_ladder(entries: &mut Entries<'_>, file: &mut LadderFile) {
 }
 
 fn print_login(entries: &mut Entries<'_>, file: &mut LoginFile) {
-    let LoginFile { account, ip, locks, ceiling, account_place, ip_place, on_store_error } = file;
+    let LoginFile { account, ip, locks, ceiling, on_store_error } = file;
     entries.value("account", account);
     entries.value("ip", ip);
     if let Some(locks) = locks {
         entries.inline_table("locks", |entries| entries.named(locks));
     }
     entries.value("ceiling", ceiling);
-    entries.value("account_place", account_place);
-    entries.value("ip_place", ip_place);
     entries.value("on_store_error", on_store_error);
 }
 

@@ -13,7 +13,7 @@ use crate::policy::file::{
     AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text,
 };
 use crate::policy::lists::{ListEntry, Listed, Lists};
-use crate::policy::{Alert, AlertOn, Alerts, Identity, Memory, RecordPlace, check};
+use crate::policy::{Alert, AlertOn, Alerts, Identity, Memory, check};
 use crate::time::Span;
 
 impl Loader<'_> {
@@ -129,22 +129,6 @@ impl Loader<'_> {
             login.on_store_error = mode.value.into();
         }
         login
-    }
-
-    /// Returns the places of accounts and of addresses.
-    pub(super) fn login_places(&mut self, file: &LoginFile) -> [Option<RecordPlace>; 2] {
-        let mut place = |text: &Option<Text>, of_account: bool| {
-            let text = text.as_ref()?;
-            let place = self.place(text)?;
-            match place.misfit_of_login(of_account) {
-                Some(why) => {
-                    self.error("bad-place", text.span.clone(), why, "");
-                    None
-                }
-                None => Some(place),
-            }
-        };
-        [place(&file.account_place, true), place(&file.ip_place, false)]
     }
 
     /// Reports a table whose feature is off.
