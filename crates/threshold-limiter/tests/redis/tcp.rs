@@ -55,6 +55,16 @@ impl TcpServer {
         Self::start_on("--tls-port", &[&["--port", "0"], arguments].concat())
     }
 
+    /// Starts a Sentinel for the primary `main` on a port, both with TLS alone.
+    pub(crate) fn start_tls_sentinel(primary: u16, arguments: &[&str]) -> Self {
+        let (folder, port) = (Folder::new(), free_port());
+        let file =
+            folder.write("sentinel.conf", &format!("bind 127.0.0.1\nsentinel monitor main 127.0.0.1 {primary} 1\n"));
+        let (tls_port, options) = (port.to_string(), ["--sentinel", "--port", "0", "--tls-replication", "yes"]);
+        let all = [&[file.as_str()], &options[..], &["--tls-port", &tls_port], arguments].concat();
+        Self::spawn(folder, port, &all.into_iter().map(str::to_owned).collect::<Vec<_>>())
+    }
+
     fn start_on(port_option: &str, arguments: &[&str]) -> Self {
         let port = free_port();
         let mut all = vec![port_option.to_owned(), port.to_string()];
@@ -107,6 +117,8 @@ impl Drop for TcpServer {
     }
 }
 
+/// Returns a free port. A node of a Cluster listens on the one 10,000 higher too.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    let free = || TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    std::iter::repeat_with(free).find(|port| *port < 55_000).unwrap()
 }

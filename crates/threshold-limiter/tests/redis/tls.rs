@@ -1,9 +1,14 @@
 //! `rediss://`: a server that speaks TLS with certificates of a private authority.
 
+use std::time::{Duration, Instant};
+
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use threshold_core::KeyId;
+use threshold_limiter::store::Store as _;
 use threshold_limiter::store::redis::{RedisOpenError, RedisOptions, RedisStore};
+use threshold_limiter::{Facts, Limiter, Policy, Secret};
 
+use crate::process::PATIENCE;
 use crate::tcp::{Folder, TcpServer};
 
 pub(crate) type Authority = CertifiedIssuer<'static, KeyPair>;
@@ -23,17 +28,40 @@ pub(crate) fn certificate(authority: &Authority, name: &str) -> (String, String)
     (params.signed_by(&key, authority).unwrap().pem(), key.serialize_pem())
 }
 
-/// Starts a server whose certificate names this host.
-pub(crate) fn server(authority: &Authority, name: &str, arguments: &[&str]) -> (TcpServer, Folder) {
-    let (folder, (cert, key)) = (Folder::new(), certificate(authority, name));
+/// Writes a certificate for this host, and returns the options of a server that uses it.
+fn files(authority: &Authority, name: &str, folder: &Folder) -> Vec<String> {
+    let (cert, key) = certificate(authority, name);
     let files = [
         ("--tls-cert-file", folder.write("cert.pem", &cert)),
         ("--tls-key-file", folder.write("key.pem", &key)),
         ("--tls-ca-cert-file", folder.write("ca.pem", &authority.pem())),
     ];
-    let mut all: Vec<&str> = files.iter().flat_map(|(option, file)| [*option, file]).collect();
-    all.extend(arguments);
+    files.into_iter().flat_map(|(option, file)| [option.to_owned(), file]).collect()
+}
+
+/// Starts a server whose certificate names this host.
+pub(crate) fn server(authority: &Authority, name: &str, arguments: &[&str]) -> (TcpServer, Folder) {
+    let folder = Folder::new();
+    let files = files(authority, name, &folder);
+    let all: Vec<&str> = files.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
     (TcpServer::start_tls(&all), folder)
+}
+
+/// Returns how many of ten requests two nodes with this store admit together, of a limit of five.
+async fn admitted_of_five(open: impl AsyncFn() -> RedisStore) -> usize {
+    let policy = "[[rule]]\nname = 'r'\nper = ['user']\nlimit = '5/h'\non_store_error = 'closed'\n";
+    let mut nodes = Vec::new();
+    for _ in 0..2 {
+        let policy = Policy::parse(policy, &|_| None).unwrap();
+        nodes.push(Limiter::builder(policy).store(open().await).secrets(Secret::new(&[9; 32]).unwrap()).build());
+    }
+    let mut admitted = 0;
+    for node in nodes.iter().cycle().take(10) {
+        let decision = node.check_async(&Facts { user: Some("ada"), ..Facts::default() }).await.unwrap();
+        assert!(decision.degraded.is_none(), "{:?}", node.store().last_error());
+        admitted += usize::from(decision.allowed());
+    }
+    admitted
 }
 
 fn options(server: &TcpServer, host: &str) -> RedisOptions {
@@ -72,6 +100,49 @@ async fn a_server_that_asks_for_a_certificate_gets_that_of_the_node() {
     let (_, other_key) = certificate(&ours, "node");
     let error = refusal(trusting().certificate(cert, other_key)).await;
     assert!(error.contains("key"), "{error}");
+}
+
+/// The map of a Cluster names other ports, and connections to those must speak TLS too.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_share_limits_on_a_cluster_that_speaks_only_tls() {
+    let ours = authority("ours");
+    let options = ["--tls-auth-clients", "no", "--tls-cluster", "yes", "--cluster-enabled", "yes"];
+    let servers: Vec<_> = (0..3).map(|_| server(&ours, "127.0.0.1", &options)).collect();
+    let places: Vec<String> = servers.iter().map(|(server, _)| format!("127.0.0.1:{}", server.port)).collect();
+    let (first, folder) = &servers[0];
+    let ca = folder.path().join("ca.pem").display().to_string();
+    let tls = ["--tls", "--cacert", &ca];
+    let create = ["--cluster", "create", &places[0], &places[1], &places[2], "--cluster-yes"];
+    let printed = first.cli(&[&tls[..], &create].concat());
+    assert!(printed.contains("All 16384 slots covered"), "{printed}");
+    let begun = Instant::now();
+    for (server, _) in &servers {
+        while !server.cli(&[&tls[..], &["CLUSTER", "INFO"]].concat()).contains("cluster_state:ok") {
+            assert!(begun.elapsed() < PATIENCE, "the Cluster is not ready");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let open = async || {
+        let url = format!("rediss+cluster://{}", places.join(",")).parse().unwrap();
+        RedisStore::open(RedisOptions::new(url, KeyId::from_u32(1)).authorities(ours.pem())).await.unwrap()
+    };
+    assert_eq!(admitted_of_five(open).await, 5);
+}
+
+/// A Sentinel names the port of the primary, and both connections must speak TLS.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_share_limits_behind_a_sentinel_that_speaks_only_tls() {
+    let ours = authority("ours");
+    let (primary, _files) = server(&ours, "127.0.0.1", &["--tls-auth-clients", "no", "--tls-replication", "yes"]);
+    let folder = Folder::new();
+    let own = files(&ours, "127.0.0.1", &folder);
+    let own: Vec<&str> = own.iter().map(String::as_str).chain(["--tls-auth-clients", "no"]).collect();
+    let sentinel = TcpServer::start_tls_sentinel(primary.port, &own);
+    let open = async || {
+        let url = format!("rediss+sentinel://127.0.0.1:{}/main", sentinel.port).parse().unwrap();
+        RedisStore::open(RedisOptions::new(url, KeyId::from_u32(1)).authorities(ours.pem())).await.unwrap()
+    };
+    assert_eq!(admitted_of_five(open).await, 5);
 }
 
 /// An operator gave the file of a private authority and left `redis://` in the URL. The password went over the network in the
