@@ -1,9 +1,12 @@
 //! The settings of a Worker, from its bindings.
 
 use http::Uri;
+use threshold_core::policy::RecordPlace;
 use threshold_core::{Policy, PolicyError, Secret, Secrets};
 use threshold_limiter::tower::NoTokenVerifier;
 use worker::Env;
+
+use crate::store::DEFAULT_BINDING;
 
 /// The KV namespace with the policy.
 pub const POLICY_KV: &str = "THRESHOLD_CONFIG";
@@ -17,6 +20,8 @@ pub const SECRET: &str = "THRESHOLD_SECRET";
 pub const OLD_SECRET: &str = "THRESHOLD_SECRET_OLD";
 /// The token of callers of the API.
 pub const TOKEN: &str = "THRESHOLD_TOKEN";
+/// The service binding of the upstream.
+pub const UPSTREAM: &str = "UPSTREAM";
 /// The variable with the URL of the upstream, where no service is bound.
 pub const UPSTREAM_URL: &str = "UPSTREAM_URL";
 
@@ -46,8 +51,21 @@ pub enum ConfigError {
     #[error("{TOKEN} has fewer than {MIN_TOKEN} characters")]
     ShortToken,
     /// The URL of the upstream is not one.
-    #[error("{UPSTREAM_URL} is not a URL with a scheme and a host")]
+    #[error("{UPSTREAM_URL} is a scheme and a host without a path, such as https://app.example.com")]
     Upstream,
+    /// There is neither an upstream nor a token.
+    #[error(
+        "nothing to do: bind the service {UPSTREAM} or set {UPSTREAM_URL} to guard it, or set {TOKEN} to serve the API"
+    )]
+    NoUpstream,
+    /// A rule names a binding that is not a namespace of Durable Objects.
+    #[error("the rule \"{rule}\" needs the binding {binding} of a Durable Object")]
+    NoObjects {
+        /// The name of the rule.
+        rule: String,
+        /// The name of the binding.
+        binding: String,
+    },
     /// The policy takes names from tokens.
     #[error(transparent)]
     Tokens(#[from] NoTokenVerifier),
@@ -74,10 +92,30 @@ impl Config {
         }
         let upstream = text(env, UPSTREAM_URL).map(|url| url.parse::<Uri>().map_err(|_| ConfigError::Upstream));
         let upstream = upstream.transpose()?;
-        if upstream.as_ref().is_some_and(|url| url.scheme().is_none() || url.authority().is_none()) {
+        let is_origin = |url: &Uri| {
+            url.scheme().is_some() && url.authority().is_some() && url.path() == "/" && url.query().is_none()
+        };
+        if upstream.as_ref().is_some_and(|url| !is_origin(url)) {
             return Err(ConfigError::Upstream);
         }
+        if upstream.is_none() && token.is_none() && env.service(UPSTREAM).is_err() {
+            return Err(ConfigError::NoUpstream);
+        }
         Ok(Self { text: policy(env).await?, secret: secrets(env)?, token, upstream })
+    }
+
+    /// Checks that the bindings of all rules exist. A missing one would fail every request, or let it pass unlimited.
+    ///
+    /// # Errors
+    /// Fails for the first rule whose binding is missing.
+    pub fn check_bindings(&self, env: &Env, policy: &Policy) -> Result<(), ConfigError> {
+        for rule in policy.rules() {
+            let binding = rule.place.as_ref().map_or(DEFAULT_BINDING, RecordPlace::binding);
+            if env.durable_object(binding).is_err() {
+                return Err(ConfigError::NoObjects { rule: rule.name.to_string(), binding: binding.to_owned() });
+            }
+        }
+        Ok(())
     }
 
     /// Parses the policy.

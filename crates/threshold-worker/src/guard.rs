@@ -8,7 +8,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use http::header::HOST;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use threshold_core::address::AddressSource;
 use threshold_limiter::Limiter;
 use threshold_limiter::limiter::LimiterBuilder;
@@ -16,18 +16,16 @@ use threshold_limiter::tower::{RequestBody, Runtime, ThresholdLayer};
 use tower_layer::Layer as _;
 use tower_service::Service;
 use worker::send::{SendFuture, SendWrapper};
-use worker::{Body, Context, Env, Fetch, HttpRequest};
+use worker::{Body, Context, Env, Fetch, HttpRequest, console_error};
 
 use crate::api;
 use crate::clock::DateClock;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, UPSTREAM};
 use crate::runtime::{EventRuntime, NoEvent};
 use crate::store::ObjectStore;
 
 /// The header in which Cloudflare puts the address of the client, in place of what the client has sent under this name.
 const CLIENT_ADDRESS: &str = "cf-connecting-ip";
-/// The service binding of the upstream.
-const UPSTREAM: &str = "UPSTREAM";
 
 /// The limiter of an isolate.
 pub type ObjectLimiter = Limiter<Arc<ObjectStore>, DateClock>;
@@ -52,6 +50,7 @@ impl Guard {
         // The platform vouches for the address of the client and for nothing else, so no header names a tenant or a user.
         let forwarded = policy.identity().address.sources.contains(&AddressSource::XForwardedFor);
         let policy = policy.without_trusted_proxies();
+        config.check_bindings(env, &policy)?;
         let store = Arc::new(ObjectStore::new(env.clone()));
         let builder = LimiterBuilder::new(policy, Arc::clone(&store), DateClock).secrets(config.secret.clone());
         let limiter = Arc::new(builder.build());
@@ -86,10 +85,19 @@ impl Guard {
         if let Some(authority) = request.uri().authority().and_then(|own| HeaderValue::from_str(own.as_str()).ok()) {
             request.headers_mut().insert(HOST, authority);
         }
+        // JavaScript makes no GET or HEAD with a body, also not with an empty one that a client has announced.
+        if matches!(*request.method(), Method::GET | Method::HEAD) {
+            *request.body_mut() = Body::empty();
+        }
         let upstream = Upstream { env: SendWrapper::new(env.clone()), url: self.config.upstream.clone() };
         let mut service = self.layer.clone().runtime(Arc::clone(runtime) as Arc<dyn Runtime>).layer(upstream);
-        let response = service.call(request).await?;
-        worker::Response::try_from(response)
+        match service.call(request).await {
+            Ok(response) => worker::Response::try_from(response),
+            Err(error) => {
+                console_error!("{}", serde_json::json!({"event": "upstream_failed", "reason": error.to_string()}));
+                Ok(worker::Response::error(r#"{"error":"bad_gateway"}"#, 502)?)
+            }
+        }
     }
 }
 

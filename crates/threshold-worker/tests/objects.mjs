@@ -62,6 +62,9 @@ let seen = 0;
 export default {
   fetch(request) {
     seen += 1;
+    if (new URL(request.url).pathname === "/throw") {
+      throw new Error("the upstream fails");
+    }
     return Response.json({ seen, path: new URL(request.url).pathname }, { headers: { "x-upstream": "yes" } });
   },
 };
@@ -181,6 +184,14 @@ const tests = {
     assert.deepEqual(await statuses(answers), { 200: 100, 429: 10 });
   },
 
+  async "a GET with an announced body and a failing upstream are answered"(worker) {
+    const empty = await from(worker, "203.0.113.6", "http://a.example.com/other", { headers: { "content-length": "0" } });
+    assert.equal(empty.status, 200);
+    const failing = await from(worker, "203.0.113.6", "http://a.example.com/throw");
+    assert.equal(failing.status, 502);
+    assert.equal(await failing.text(), '{"error":"bad_gateway"}');
+  },
+
   async "other Workers call the API with the token, and clients do not"(worker) {
     const body = { ip: "203.0.113.5", path: "/hundred", method: "GET" };
     const allowed = await call(worker, "/v1/check", body);
@@ -236,6 +247,8 @@ async function misconfigured() {
     start("[[rule]]\nname = 'x'", undefined),
     start(POLICY, undefined, { THRESHOLD_SECRET: "" }),
     start(POLICY, undefined, { THRESHOLD_TOKEN: "short" }),
+    start(POLICY.replace("TENANTS/", "MISSING/"), undefined),
+    start(POLICY, undefined, { UPSTREAM_URL: "https://app.example.com/path" }),
   ];
   for (const worker of bad) {
     const answer = await from(worker, "203.0.113.1", "http://a.example.com/");

@@ -162,7 +162,7 @@ fn least_certain(earlier: Option<StoreError>, later: StoreError) -> StoreError {
 
 /// Gives back or adjusts charges after an answer, each part in its own partition. Returns the parts that were refused unexecuted. Only
 /// those may be sent again: giving back is not idempotent.
-pub(crate) async fn give_back<P: Partitions>(
+pub async fn give_back<P: Partitions>(
     store: &P,
     commands: Vec<(Partition, Command)>,
 ) -> Vec<(Partition, Command)> {
