@@ -162,10 +162,7 @@ fn least_certain(earlier: Option<StoreError>, later: StoreError) -> StoreError {
 
 /// Gives back or adjusts charges after an answer, each part in its own partition. Returns the parts that were refused unexecuted. Only
 /// those may be sent again: giving back is not idempotent.
-pub async fn give_back<P: Partitions>(
-    store: &P,
-    commands: Vec<(Partition, Command)>,
-) -> Vec<(Partition, Command)> {
+pub async fn give_back<P: Partitions>(store: &P, commands: Vec<(Partition, Command)>) -> Vec<(Partition, Command)> {
     let rounds = commands.into_iter().map(|(_, command)| async move {
         match command {
             Command::GiveBack(receipt) => adjust(store, &Adjustment::giving_back(&receipt)).await,
