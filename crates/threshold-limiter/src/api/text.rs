@@ -14,11 +14,11 @@ pub(super) const MAX_WHOLE: u64 = (1 << 53) - 1;
 /// The most facts, costs or headers of one request: four for each of the 16 charges of a plan.
 pub(super) const MAX_PAIRS: usize = 64;
 
-/// A string of at most [`MAX_TEXT`] characters.
+/// A string of at most 8,192 characters.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Text<'a>(pub(super) Cow<'a, str>);
 
-/// A whole number from 0 to [`MAX_WHOLE`].
+/// A whole number from 0 to 2^53 - 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Whole(u64);
 
