@@ -100,6 +100,11 @@ impl<'a> Caller<'a> {
         }
     }
 
+    /// Returns the narrowest address block among the parts of a key.
+    pub(crate) fn narrowest_group(&self, per: &[Per]) -> Option<AddressGroup> {
+        per.iter().filter_map(|per| self.group_of(per)).max_by_key(|group| group.prefix)
+    }
+
     /// Normalizes the method, the path and the host, and finds the category and the tier.
     pub(crate) fn spell(&mut self, policy: &'a Policy) {
         let facts = self.facts;

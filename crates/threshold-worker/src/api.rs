@@ -48,7 +48,7 @@ impl Call {
         let body = Request::try_from(request)?.bytes().await?;
         if body.len() > MAX_BODY {
             let error = ApiError::new(413, "body_too_large", format!("a body has at most {MAX_BODY} bytes"));
-            return json(413, error.to_json());
+            return json(413, error.to_json().into_bytes());
         }
         let answered = match self {
             Self::Check => check(limiter, query.as_deref(), &body).await,
@@ -57,7 +57,7 @@ impl Call {
         };
         match answered {
             Ok((status, body)) => json(status, body),
-            Err(error) => json(error.status, error.to_json()),
+            Err(error) => json(error.status, error.to_json().into_bytes()),
         }
     }
 }
@@ -66,7 +66,7 @@ async fn check(
     limiter: &ObjectLimiter,
     query: Option<&str>,
     body: &[u8],
-) -> core::result::Result<(u16, String), ApiError> {
+) -> core::result::Result<(u16, Vec<u8>), ApiError> {
     if let Some(query) = query {
         let wait = query.strip_prefix("waitMs=").ok_or_else(|| ApiError::bad("query", "unknown parameter"))?;
         refuse_waiting(wait)?;
@@ -80,19 +80,18 @@ async fn check(
     let facts = request.facts(&lists, TraceId::default());
     let (decision, _) = limiter.decide_under(&policy, Verb::Check, &facts).await?;
     let status = if decision.unavailable() { 503 } else { 200 };
-    let body = Answer::new(&decision, &policy).to_json();
-    Ok((status, String::from_utf8(body).unwrap_or_default()))
+    Ok((status, Answer::new(&decision, &policy).to_json()))
 }
 
-async fn limit(limiter: &ObjectLimiter, body: &[u8]) -> core::result::Result<(u16, String), ApiError> {
+async fn limit(limiter: &ObjectLimiter, body: &[u8]) -> core::result::Result<(u16, Vec<u8>), ApiError> {
     let call = LimitCall::read(body)?;
     let decision = limiter.check_limit(call.key(), call.limit(), call.cost()).await?;
-    Ok((200, call.answer(&decision).to_json()))
+    Ok((200, call.answer(&decision).to_json().into_bytes()))
 }
 
-fn json(status: u16, body: String) -> Result<Response> {
+fn json(status: u16, body: Vec<u8>) -> Result<Response> {
     let headers = Headers::new();
     headers.set(CONTENT_TYPE.as_str(), "application/json")?;
     headers.set("cache-control", "no-store")?;
-    Ok(Response::from_bytes(body.into_bytes())?.with_status(status).with_headers(headers))
+    Ok(Response::from_bytes(body)?.with_status(status).with_headers(headers))
 }

@@ -22,13 +22,17 @@ impl EventRuntime {
 
 impl Runtime for EventRuntime {
     fn sleep(&self, delay: Duration) -> Task {
-        Box::pin(SendFuture::new(Delay::from(delay)))
+        after(delay)
     }
 
     fn spawn(&self, task: Task) {
         // Without `waitUntil` a task ends with the response, or with a client that leaves.
         self.0.wait_until(task);
     }
+}
+
+fn after(delay: Duration) -> Task {
+    Box::pin(SendFuture::new(Delay::from(delay)))
 }
 
 impl fmt::Debug for EventRuntime {
@@ -43,7 +47,7 @@ pub struct NoEvent;
 
 impl Runtime for NoEvent {
     fn sleep(&self, delay: Duration) -> Task {
-        Box::pin(SendFuture::new(Delay::from(delay)))
+        after(delay)
     }
 
     fn spawn(&self, task: Task) {

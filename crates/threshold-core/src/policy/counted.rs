@@ -248,8 +248,7 @@ impl Anchored {
         if let Some(name) = user {
             return Some(self.user.get_or_insert_with(|| policy.anchors.user(name)).partition());
         }
-        let narrowest = per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);
-        narrowest.or_else(|| caller.group()).map(|group| policy.anchors.address(group))
+        caller.narrowest_group(per).or_else(|| caller.group()).map(|group| policy.anchors.address(group))
     }
 }
 

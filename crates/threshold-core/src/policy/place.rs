@@ -12,6 +12,7 @@ use crate::key::{Digest, DigestKey};
 use crate::limit::NotationError;
 use crate::lockout::{AttemptKeys, LoginRequest};
 use crate::plan::Plan;
+use crate::policy::users::encode_where;
 use crate::policy::{Identities, Known, Per, Policy, Rule, UserScope};
 
 /// The longest value that is written into a name. A longer one is replaced by its digest, so that names stay readable.
@@ -156,17 +157,8 @@ fn written(value: &str, key: DigestKey) -> String {
         return key.redact(value);
     }
     let mut text = String::with_capacity(value.len());
-    for c in value.chars() {
-        match c {
-            '%' | ':' | '/' | '{' | '}' | '#' => {
-                let _ = write!(text, "%{:02X}", u32::from(c));
-            }
-            c if c.is_control() => {
-                let _ = write!(text, "%{:02X}", u32::from(c));
-            }
-            c => text.push(c),
-        }
-    }
+    // Writing to a string does not fail.
+    let _ = encode_where(&mut text, value, |c| c.is_ascii_control() || matches!(c, '%' | ':' | '/' | '{' | '}' | '#'));
     text
 }
 
@@ -248,10 +240,7 @@ impl Policy {
         match placeholder {
             Placeholder::Tenant => named(caller.tenant),
             Placeholder::User => named(caller.user),
-            Placeholder::Address => {
-                let group = rule.per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);
-                group.map(|group| group.to_string())
-            }
+            Placeholder::Address => caller.narrowest_group(&rule.per).map(|group| group.to_string()),
             Placeholder::Hash => None,
         }
     }
@@ -270,9 +259,8 @@ impl Policy {
             return anchored("user", self.anchors.user(user));
         }
         let tells_apart = rule.per.iter().any(Per::is_identity);
-        let narrowest = rule.per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);
         let is_name = |per: &Per| matches!(per, Per::Tenant | Per::User | Per::Ip | Per::IpPrefix(_));
-        match narrowest.or_else(|| caller.group()) {
+        match caller.narrowest_group(&rule.per).or_else(|| caller.group()) {
             _ if !tells_apart => format!("rule:{}", rule.name),
             Some(group) if rule.per.iter().any(is_name) => format!("address:{}", self.key().redact(&group.to_string())),
             // Counted by headers or facts alone: the key is the whole identity.

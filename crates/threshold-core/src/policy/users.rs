@@ -96,6 +96,11 @@ fn write_scoped(out: &mut impl Write, tenant: Option<&str>, user: &str) -> fmt::
 
 /// Percent-encodes separators, percent signs, blanks and control characters.
 fn encode(out: &mut impl Write, part: &str) -> fmt::Result {
+    encode_where(out, part, is_encoded)
+}
+
+/// Percent-encodes the characters for which `is_encoded` holds. All of them are ASCII.
+pub(super) fn encode_where(out: &mut impl Write, part: &str, is_encoded: fn(char) -> bool) -> fmt::Result {
     for piece in part.split_inclusive(is_encoded) {
         match piece.char_indices().next_back().filter(|(_, last)| is_encoded(*last)) {
             Some((at, last)) => {
