@@ -367,7 +367,9 @@ impl Limit {
         each_limit!(&self.0, limit => limit.most_in_clock_window(), never => 0)
     }
 
-    fn counts_clock_windows(&self) -> bool {
+    /// Whether it counts in windows that begin at multiples of its period since the epoch.
+    #[must_use]
+    pub fn counts_clock_windows(&self) -> bool {
         each_limit!(&self.0, limit => limit.counts_clock_windows(), never => false)
     }
 

@@ -390,13 +390,35 @@ fn ladders_of_one_request_are_in_one_partition() {
 }
 
 #[test]
+fn an_eventual_rule_has_no_ladder() {
+    let eventual = "limit = \"10/h\"\nalgorithm = \"fixed-window\"\nconsistency = \"eventual\"\nladder = \"graduated\"";
+    check(&rule("r", "[\"user\"]", eventual), &["eventual-ladder \"graduated\""]);
+    check(&rule("r", "[\"user\"]", &eventual.replace("eventual", "strong")), &[]);
+}
+
+#[test]
 fn windows_are_no_shorter_than_the_store_can_promise() {
     let with = |limit: &str, consistency: &str| {
         rule("r", "[\"ip\"]", &format!("limit = \"{limit}\"\nconsistency = \"{consistency}\""))
     };
     check(&with("10/s", "eventual"), &["window-too-short \"10/s\""]);
-    check(&with("10/min", "eventual"), &[]);
+    check(&with("10/min", "eventual"), &["not-approximate \"10/min\""]);
+    check(&with("10/h", "eventual"), &["not-approximate \"10/h\""]);
     check(&with("10/s", "strong"), &[]);
+    let fixed = |limit: &str, more: &str| {
+        let more = format!("limit = \"{limit}\"\nconsistency = \"eventual\"\nalgorithm = \"fixed-window\"\n{more}");
+        rule("r", "[\"ip\"]", &more)
+    };
+    check(&fixed("10/min", ""), &[]);
+    check(&fixed("10/h", "block_for = \"1h\"\nanchor = \"first\""), &[]);
+    check(&fixed("10/s", ""), &["window-too-short \"10/s\""]);
+    check(&fixed("10/s", "approximate = true"), &[]);
+    check(&format!("{}approximate = true\n", with("10/min", "eventual")), &[]);
+    let tiers = "[tiers.free]\nrequests = \"10/min\"\n[identity]\ndefault_tier = \"free\"\n";
+    let by_tier = with("tier", "eventual").replace("[\"ip\"]", "[\"tenant\"]");
+    check(&format!("{tiers}{by_tier}"), &["not-approximate \"tier\""]);
+    let in_flight = "consistency = \"eventual\"\nalgorithm = \"concurrency\"\napproximate = true\nlimit = \"9\"";
+    check(&rule("r", "[\"ip\"]", in_flight), &["impossible-limit \"9\""]);
     check(&with("99/h", "leased"), &["lease-too-small \"99/h\""]);
     check(&with("100/h", "leased"), &[]);
     check(&with("9/min", "leased"), &[]);

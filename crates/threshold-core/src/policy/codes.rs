@@ -75,8 +75,8 @@ codes! {
         "names are shown to clients in `RateLimit` fields", "use at most 64 printable ASCII characters";
     Error "bad-limit": "a limit that cannot be parsed",
         "it would limit nothing", "write `N/period`, as in `\"100/min\"`";
-    Error "bad-place": "a `place` that cannot be parsed, or that does not follow from what the rule is counted by",
-        "one budget would be counted in several places", "name records by the parts of `per`, or by `{hash}`";
+    Error "bad-place": "a `place` that cannot be parsed, that does not follow from what the rule is counted by, or that two eventual budgets share",
+        "one budget would be counted in several places, or several in one", "name records by the parts of `per`, or by `{hash}`";
     Error "bad-time": "a length of time that cannot be parsed",
         "it would be zero or infinite", "write a number and a unit, as in `\"5min\"`";
     Error "bad-rung": "a rung that cannot be parsed",
@@ -126,6 +126,14 @@ codes! {
         "several people may share it", "write `ban_shared = true` to accept that";
     Error "ladder-warns": "a rung that allows the request, on a limit that counts bytes, a named cost or requests in flight",
         "such a request may cost more than all requests before it", "use a ladder whose rungs all deny, such as `strict`";
+    Error "eventual-ladder": "a ladder on a rule with `consistency = \"eventual\"`",
+        "a strike that an eventually consistent store counts late or twice punishes wrongly", "write `consistency = \"strong\"`, or leave the ladder out";
+    Error "window-too-short": "an eventually consistent limit over less than a minute, without `approximate = true`",
+        "an eventually consistent store may show a write elsewhere only after about a minute, when the window is over",
+        "use a window of a minute or more, or `consistency = \"strong\"`; `approximate = true` accepts it";
+    Error "not-approximate": "an eventually consistent limit that is no `fixed-window`, without `approximate = true`",
+        "a store without atomic updates loses charges of requests at the same time, and no bound holds",
+        "use `algorithm = \"fixed-window\"` or `consistency = \"strong\"`; `approximate = true` accepts it";
     Warning "shared-ladder": "a ladder on an address or a tenant",
         "several people may share it and be penalized for one of them", "count by user";
     Warning "ladders-apart": "two ladders that one request can meet, counted by identities in different partitions of a store",
@@ -193,9 +201,6 @@ codes! {
     Warning "shared-below-clients": "a shared budget that is smaller than the limits of fifty clients together",
         "a few clients within their own limits can shut everyone else out",
         "raise it to fifty times the limit of one client, or lower that limit";
-    Warning "window-too-short": "an eventually consistent limit over less than a minute",
-        "an eventually consistent store may show a write elsewhere only after about a minute, when the window is over",
-        "use a window of a minute or more, or `consistency = \"strong\"`";
     Warning "lease-too-small": "a leased limit of less than a hundred over more than a minute",
         "a lease is at most 1 % of such a limit, which is less than one request",
         "use `consistency = \"strong\"`";

@@ -214,10 +214,12 @@ pub(crate) struct RuleFile {
     pub(crate) mode: Option<Located<ModeName>>,
     /// How exact a distributed store must be. Default: `strong`.
     pub(crate) consistency: Option<Located<ConsistencyName>>,
-    /// Accepts that a store without atomic updates only approximates this limit.
+    /// Accepts that a store without atomic updates only approximates this limit. Needed for an eventual limit that is no
+    /// `fixed-window`, or over less than a minute.
     pub(crate) approximate: Option<Located<bool>>,
-    /// The Durable Object that the rule's records are stored in on Cloudflare, as `BINDING/NAME`. The name may have `{tenant}`,
-    /// `{user}`, `{ip}` and `{hash}`. Other stores place records by themselves.
+    /// The Durable Object that the rule's records are stored in on Cloudflare, as `BINDING/NAME`; the key in a KV namespace if the
+    /// rule is eventual. The name may have `{tenant}`, `{user}`, `{ip}`, `{hash}` and, in a key, `{window}`. Other stores place
+    /// records by themselves.
     pub(crate) place: Option<Text>,
     /// How to decide when the store fails. Default: `local`.
     pub(crate) on_store_error: Option<Located<OnStoreErrorName>>,

@@ -1,4 +1,4 @@
-//! Names of records, for stores that have names: Durable Objects.
+//! Names of records, for stores that have names: Durable Objects and Workers KV.
 //!
 //! Keys are digests, from which no name can be computed. A store that places records by name is therefore told the name of each key
 //! when a request is planned.
@@ -13,14 +13,18 @@ use crate::limit::NotationError;
 use crate::lockout::{AttemptKeys, LoginRequest};
 use crate::plan::Plan;
 use crate::policy::users::encode_where;
-use crate::policy::{Identities, Known, Per, Policy, Rule, UserScope};
+use crate::policy::{Consistency, Identities, Known, Per, Policy, Rule, UserScope};
 
 /// The longest value that is written into a name. A longer one is replaced by its digest, so that names stay readable.
 const MAX_VALUE: usize = 96;
 /// The longest binding and the longest pattern.
 const MAX_PATTERN: usize = 128;
+/// The longest name of an eventual rule: a key of KV has at most 512 bytes, and the number of a window takes at most 20.
+const MAX_EVENTUAL_NAME: usize = 480;
+/// Stands in a name for the number of the clock window. No value can contain it, since braces are encoded in values.
+const WINDOW: &str = "{window}";
 
-/// The place of a rule's records, written `BINDING/NAME`: the Durable Object with this name.
+/// The place of a rule's records, written `BINDING/NAME`: the Durable Object with this name, or the key of a KV namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordPlace {
     binding: Box<str>,
@@ -36,6 +40,8 @@ pub struct Placed<'p> {
     pub binding: Option<&'p str>,
     /// The name in it.
     pub name: String,
+    /// The consistency of its rule. A record of an eventual rule is the only one with its name.
+    pub consistency: Consistency,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,13 +56,15 @@ enum Placeholder {
     User,
     Address,
     Hash,
+    Window,
 }
 
-const NAMES: [(&str, Placeholder); 4] = [
+const NAMES: [(&str, Placeholder); 5] = [
     ("tenant", Placeholder::Tenant),
     ("user", Placeholder::User),
     ("ip", Placeholder::Address),
     ("hash", Placeholder::Hash),
+    ("window", Placeholder::Window),
 ];
 
 impl RecordPlace {
@@ -118,10 +126,51 @@ impl RecordPlace {
                 Placeholder::Tenant => (scoped || per.contains(&Per::Tenant), "tenant"),
                 Placeholder::User => (per.contains(&Per::User), "user"),
                 Placeholder::Address => (per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))), "ip"),
-                Placeholder::Hash => return None,
+                Placeholder::Hash | Placeholder::Window => return None,
             };
             (!fits).then(|| format!("the rule is not counted by {name}, so one budget would have many places"))
         })
+    }
+
+    /// Returns why an eventual rule with this `per` cannot have this place; `None` if it can.
+    ///
+    /// An object holds many records, and a key of KV holds one value. The name must therefore tell all budgets of the rule apart.
+    pub(crate) fn joins_budgets(&self, per: &[Per], scope: UserScope) -> Option<String> {
+        let has = |placeholder: Placeholder| self.placeholders().any(|own| own == placeholder);
+        if self.names_by_hash() {
+            return None;
+        }
+        let joined = per.iter().find(|per| match per {
+            Per::Tenant => !has(Placeholder::Tenant),
+            // Under this scope equal names of two tenants are two users.
+            Per::User => !has(Placeholder::User) || (scope == UserScope::Tenant && !has(Placeholder::Tenant)),
+            Per::Ip | Per::IpPrefix(_) => !has(Placeholder::Address),
+            _ => true,
+        })?;
+        Some(format!("the rule is counted by {joined}, which its place does not tell apart"))
+    }
+
+    /// Returns whether the name has the number of the clock window.
+    #[must_use]
+    pub fn has_window(&self) -> bool {
+        self.placeholders().any(|own| own == Placeholder::Window)
+    }
+
+    /// Returns whether the name has the digest of the key.
+    pub(crate) fn names_by_hash(&self) -> bool {
+        self.placeholders().any(|own| own == Placeholder::Hash)
+    }
+
+    /// Returns whether a record of this place could have the name of another place's record.
+    pub(crate) fn may_meet(&self, other: &Self) -> bool {
+        let beginning = |place: &Self| match place.name.first() {
+            Some(Piece::Text(text)) => text.to_string(),
+            Some(Piece::Value(_)) | None => String::new(),
+        };
+        let (own, others) = (beginning(self), beginning(other));
+        let begin_alike = own.starts_with(&others) || others.starts_with(&own);
+        // Digests of two rules differ.
+        self.binding == other.binding && begin_alike && !(self.names_by_hash() && other.names_by_hash())
     }
 
     fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
@@ -136,6 +185,7 @@ impl RecordPlace {
         for piece in &self.name {
             match piece {
                 Piece::Text(text) => name.push_str(text),
+                Piece::Value(Placeholder::Window) => name.push_str(WINDOW),
                 Piece::Value(placeholder) => match value(*placeholder) {
                     Some(value) => name.push_str(&value),
                     None => push_hash(&mut name, key),
@@ -191,15 +241,27 @@ impl LoginRequest<'_> {
         let caller = Caller::named(&facts, policy);
         let mut places = Vec::new();
         policy.add_places_of_subjects(&caller, &mut places);
-        places.extend(keys.account.map(|key| Placed::new(key, None, anchored("account", key))));
-        places.extend(keys.address.map(|key| Placed::new(key, None, anchored("login", key))));
+        places.extend(keys.account.map(|key| Placed::strong(key, None, anchored("account", key))));
+        places.extend(keys.address.map(|key| Placed::strong(key, None, anchored("login", key))));
         places
     }
 }
 
 impl<'p> Placed<'p> {
-    fn new(key: Digest, place: Option<&'p RecordPlace>, name: String) -> Self {
-        Self { key, binding: place.map(RecordPlace::binding), name }
+    fn strong(key: Digest, place: Option<&'p RecordPlace>, name: String) -> Self {
+        Self { key, binding: place.map(RecordPlace::binding), name, consistency: Consistency::Strong }
+    }
+
+    /// Returns whether the name has the number of the clock window, which [`in_window`](Self::in_window) fills in.
+    #[must_use]
+    pub fn has_window(name: &str) -> bool {
+        name.contains(WINDOW)
+    }
+
+    /// Returns a name with the number of a clock window.
+    #[must_use]
+    pub fn in_window(name: &str, window: u64) -> String {
+        name.replace(WINDOW, &window.to_string())
     }
 }
 
@@ -209,14 +271,30 @@ fn anchored(kind: &str, digest: Digest) -> String {
     name
 }
 
+/// Returns a name that KV accepts: one that is too long, or a path to itself, is replaced by the digest.
+fn eventual_name(name: String, key: Digest) -> String {
+    if name.len() <= MAX_EVENTUAL_NAME && !matches!(name.as_str(), "." | "..") {
+        return name;
+    }
+    let mut by_digest = anchored("key", key);
+    if name.contains(WINDOW) {
+        by_digest.push(':');
+        by_digest.push_str(WINDOW);
+    }
+    by_digest
+}
+
 impl Policy {
     fn place_of<'p>(&'p self, rule: &'p Rule, key: Digest, caller: &Caller<'_>) -> Placed<'p> {
         let place = rule.place.as_ref();
+        let is_eventual = rule.consistency == Consistency::Eventual;
         let name = match place {
             Some(place) => place.name(key, |placeholder| self.value(placeholder, rule, caller)),
+            None if is_eventual => anchored("key", key),
             None => self.default_name(rule, key, caller),
         };
-        Placed::new(key, place, name)
+        let name = if is_eventual { eventual_name(name, key) } else { name };
+        Placed { consistency: rule.consistency, ..Placed::strong(key, place, name) }
     }
 
     /// Adds the place of every standing of a caller: that of the first rule that strikes it. Rules of one subject may have different
@@ -241,7 +319,7 @@ impl Policy {
             Placeholder::Tenant => named(caller.tenant),
             Placeholder::User => named(caller.user),
             Placeholder::Address => caller.narrowest_group(&rule.per).map(|group| group.to_string()),
-            Placeholder::Hash => None,
+            Placeholder::Hash | Placeholder::Window => None,
         }
     }
 
@@ -360,6 +438,61 @@ mod tests {
         check("per = ['user']\nplace = 'X/{usr}'", "unknown placeholder {usr}");
         check("per = ['user']\nplace = 'X/{user'", "unknown placeholder {user}");
         check("per = ['user']\nplace = 'X/'", "a name has 1 to 128 bytes");
+        check("per = ['user']\nplace = 'X/{user}:{window}'", "only an eventual rule has one record for each window");
+        let eventual = |rule: &str| format!("consistency = 'eventual'\nalgorithm = 'fixed-window'\n{rule}");
+        check(
+            &eventual("per = ['user', 'method']\nplace = 'X/{user}:{window}'"),
+            "the rule is counted by method, which its place does not tell apart",
+        );
+        check(
+            &eventual("per = ['user']\nanchor = 'first'\nplace = 'X/{user}:{window}'"),
+            "{window} numbers the windows of the clock",
+        );
+        check(
+            &eventual("per = ['user']\nblock_for = '1h'\nplace = 'X/{user}:{window}'"),
+            "a block outlasts the window",
+        );
+        check(
+            &eventual(
+                "per = ['user']\nplace = 'X/a:{user}'\n[[rule]]\nname = 's'\nlimit = '5/h'\nper = ['ip']\nalgorithm = 'fixed-window'\nconsistency = 'eventual'\nplace = 'X/a:{ip}'",
+            ),
+            "could have the key of the rule \"r\"",
+        );
+    }
+
+    #[test]
+    fn eventual_rules_have_a_key_for_each_budget() {
+        let policy = Policy::parse(
+            "[[rule]]
+            name = 'messages'
+            per = ['user']
+            limit = '20/h'
+            algorithm = 'fixed-window'
+            consistency = 'eventual'
+            place = 'RATE_LIMIT_KV/ratelimit:{user}:{window}'
+            [[rule]]
+            name = 'all'
+            per = []
+            limit = '100/h'
+            algorithm = 'fixed-window'
+            consistency = 'eventual'",
+            &|_| None,
+        );
+        let policy = policy.unwrap();
+        let found = |user: &str| {
+            let facts = Facts { user: Some(user), ..Facts::default() };
+            let plan = policy.plan(&facts).unwrap();
+            let places = plan.places(&facts);
+            assert!(places.iter().all(|placed| placed.consistency == Consistency::Eventual));
+            let name = |at: usize| places.get(at).map(|placed| Placed::in_window(&placed.name, 490_000)).unwrap();
+            (name(1), name(0))
+        };
+        let (messages, all) = found("42");
+        assert_eq!(messages, "ratelimit:42:490000");
+        assert_eq!((&all[..4], all.len()), ("key:", 36));
+        // A value cannot bring the number of a window into a name, and no name is longer than a key of KV.
+        assert_eq!(found("{window}").0, "ratelimit:%7Bwindow%7D:490000");
+        assert!(found(&"{".repeat(96)).0.len() <= 512);
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 //! Warnings about policies that are valid but do not protect as they appear to.
 
 mod believed;
+mod eventual;
 
 use std::ops::Range;
 
@@ -38,10 +39,14 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
         allowances(loader, written.allow.as_ref(), Place::Rule);
         let Some((rule, _)) = rules.iter().find(|(rule, _)| rule.name.as_ref() == written.name.value) else { continue };
         before_login(loader, written, rule);
+        if rule.consistency == Consistency::Eventual {
+            eventual::check(loader, tiers, written, rule);
+        }
+        eventual::place(loader, tiers, identity, written, rule);
         if rule.mode == Mode::Enforce {
             failure_mode(loader, written, rule);
             burst(loader, written, rule);
-            store_windows(loader, written, rule);
+            lease_size(loader, written, rule);
         }
     }
     for (rule, span) in rules {
@@ -54,6 +59,7 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
         shared_below_clients(loader, rules, rule, span);
     }
     ladders_apart(loader, identity, rules);
+    eventual::shared_keys(loader, file, rules);
 }
 
 /// Warns about each `allow` that silences nothing.
@@ -149,20 +155,12 @@ fn burst(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
     }
 }
 
-/// Warns about limits that the store of their consistency cannot count.
-fn store_windows(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
+/// Warns about limits of which nothing can be leased.
+fn lease_size(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
     let Some((text, limit)) = written.limit.as_ref().zip(plain_limit(rule)) else { return };
-    match rule.consistency {
-        Consistency::Eventual if limit.period() < Span::MINUTE => {
-            let message = format!("an eventually consistent store is too slow for a window of {}", limit.period());
-            let help = "use a window of a minute or more, or consistency = \"strong\"";
-            loader.warning("window-too-short", text.span.clone(), message, help);
-        }
-        Consistency::Leased if limit.period() > Span::MINUTE && limit.quota() < 100 => {
-            let message = format!("1 % of {} is less than one request, so nothing can be leased", limit.quota());
-            loader.warning("lease-too-small", text.span.clone(), message, "use consistency = \"strong\"");
-        }
-        Consistency::Strong | Consistency::Leased | Consistency::Eventual => {}
+    if rule.consistency == Consistency::Leased && limit.period() > Span::MINUTE && limit.quota() < 100 {
+        let message = format!("1 % of {} is less than one request, so nothing can be leased", limit.quota());
+        loader.warning("lease-too-small", text.span.clone(), message, "use consistency = \"strong\"");
     }
 }
 

@@ -284,7 +284,8 @@ fn elsewhere() -> Vec<Case> {
     vec![
         at_start(
             "rule.consistency",
-            format!("{BY_USER}@\n"),
+            // Lint refuses other algorithms on an eventual rule.
+            format!("{BY_USER}algorithm = \"fixed-window\"\n@\n"),
             &["consistency = \"strong\"", "consistency = \"leased\"", "consistency = \"eventual\""],
         ),
         at_start("rule.approximate", format!("{BY_USER}@\n"), &["approximate = false", "approximate = true"]),
