@@ -1,12 +1,13 @@
-//! The HTTP API for other Workers: `/v1/check` and `/v1/limit`, with the parsing and the answers of the server.
+//! The HTTP API for Workers: `/v1/check` and `/v1/limit`, with the parsing and the answers of the server.
 
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use futures_util::StreamExt as _;
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, Method};
 use subtle::ConstantTimeEq as _;
 use threshold_core::TraceId;
 use threshold_core::plan::Verb;
 use threshold_limiter::api::{Answer, ApiError, LimitCall, Requests, read_requests, refuse_waiting};
-use worker::{Headers, HttpRequest, Request, Response, Result};
+use worker::{Headers, HttpRequest, Response, Result};
 
 use crate::config::Config;
 use crate::guard::ObjectLimiter;
@@ -16,50 +17,92 @@ const MAX_BODY: usize = 64 * 1024;
 
 /// A call of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Call {
+enum Call {
     /// A decision under the policy.
     Check,
     /// A decision on one limit, without a policy.
     Limit,
-    /// A call with a wrong method.
-    WrongMethod,
 }
 
 impl Call {
-    /// Returns the call that a request makes. Every path belongs to the upstream unless the request carries the token: a client of a
-    /// guarded application must not reach the API.
-    pub(crate) fn of(method: &Method, path: &str, headers: &HeaderMap, config: &Config) -> Option<Self> {
-        let call = match path {
-            "/v1/check" => Self::Check,
-            "/v1/limit" | "/check" => Self::Limit,
-            _ => return None,
-        };
-        let token = config.token.as_deref()?;
-        let given = headers.get(AUTHORIZATION)?.as_bytes().strip_prefix(b"Bearer ")?;
-        if !bool::from(given.ct_eq(token.as_bytes())) {
-            return None;
+    fn of(path: &str) -> Option<Self> {
+        match path {
+            "/v1/check" => Some(Self::Check),
+            "/v1/limit" | "/check" => Some(Self::Limit),
+            _ => None,
         }
-        Some(if method == Method::POST { call } else { Self::WrongMethod })
     }
 
-    /// Answers the call.
-    pub(crate) async fn answer(self, limiter: &ObjectLimiter, request: HttpRequest) -> Result<Response> {
-        let query = request.uri().query().map(str::to_owned);
-        let body = Request::try_from(request)?.bytes().await?;
-        if body.len() > MAX_BODY {
-            let error = ApiError::new(413, "body_too_large", format!("a body has at most {MAX_BODY} bytes"));
-            return json(413, error.to_json().into_bytes());
-        }
-        let answered = match self {
-            Self::Check => check(limiter, query.as_deref(), &body).await,
-            Self::Limit => limit(limiter, &body).await,
-            Self::WrongMethod => Err(ApiError::new(405, "method_not_allowed", "this path takes POST")),
-        };
-        match answered {
-            Ok((status, body)) => json(status, body),
-            Err(error) => json(error.status, error.to_json().into_bytes()),
+    fn method(self) -> Method {
+        match self {
+            Self::Check | Self::Limit => Method::POST,
         }
     }
+
+    async fn answer(
+        self,
+        limiter: &ObjectLimiter,
+        query: Option<&str>,
+        body: &[u8],
+    ) -> core::result::Result<(u16, Vec<u8>), ApiError> {
+        match self {
+            Self::Check => check(limiter, query, body).await,
+            Self::Limit => limit(limiter, body).await,
+        }
+    }
+}
+
+/// Returns whether a request carries the token. Every other request is a client's, which must not reach the API, whatever its path;
+/// and a request with the token must not reach the upstream, which would learn it.
+pub(crate) fn has_token(headers: &HeaderMap, config: &Config) -> bool {
+    let given = headers.get(AUTHORIZATION).and_then(|line| line.as_bytes().strip_prefix(b"Bearer "));
+    let (Some(given), Some(token)) = (given, config.token.as_deref()) else { return false };
+    bool::from(given.ct_eq(token.as_bytes()))
+}
+
+/// Answers a call.
+pub(crate) async fn answer(limiter: &ObjectLimiter, request: HttpRequest) -> Result<Response> {
+    let Some(call) = Call::of(request.uri().path()) else {
+        return refuse(&ApiError::new(404, "not_found", "there is nothing at this path"));
+    };
+    if *request.method() != call.method() {
+        let error = ApiError::new(405, "method_not_allowed", "this path takes another method; see Allow");
+        let refused = refuse(&error)?;
+        refused.headers().set(ALLOW.as_str(), call.method().as_str())?;
+        return Ok(refused);
+    }
+    let query = request.uri().query().map(str::to_owned);
+    let Some(body) = read(request).await? else {
+        return refuse(&ApiError::new(413, "body_too_large", format!("a body has at most {MAX_BODY} bytes")));
+    };
+    match call.answer(limiter, query.as_deref(), &body).await {
+        Ok((status, body)) => json(status, body),
+        Err(error) => refuse(&error),
+    }
+}
+
+/// Refuses a request without the token, where nothing but the API is served.
+pub(crate) fn unauthorized() -> Result<Response> {
+    let refused = refuse(&ApiError::new(401, "unauthorized", "the token is missing or wrong"))?;
+    refused.headers().set("www-authenticate", "Bearer")?;
+    Ok(refused)
+}
+
+/// Reads a body; `None` if it is too large. Nothing is read of one that says so itself, and no more than the bound of any other.
+async fn read(request: HttpRequest) -> Result<Option<Vec<u8>>> {
+    let announced = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > MAX_BODY as u64) {
+        return Ok(None);
+    }
+    let (mut stream, mut body) = (request.into_body(), Vec::new());
+    while let Some(chunk) = stream.next().await {
+        let chunk = chunk?;
+        if body.len().saturating_add(chunk.len()) > MAX_BODY {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body))
 }
 
 async fn check(
@@ -87,6 +130,10 @@ async fn limit(limiter: &ObjectLimiter, body: &[u8]) -> core::result::Result<(u1
     let call = LimitCall::read(body)?;
     let decision = limiter.check_limit(call.key(), call.limit(), call.cost()).await?;
     Ok((200, call.answer(&decision).to_json().into_bytes()))
+}
+
+fn refuse(error: &ApiError) -> Result<Response> {
+    json(error.status, error.to_json().into_bytes())
 }
 
 fn json(status: u16, body: Vec<u8>) -> Result<Response> {

@@ -98,9 +98,6 @@ impl Config {
         if upstream.as_ref().is_some_and(|url| !is_origin(url)) {
             return Err(ConfigError::Upstream);
         }
-        if upstream.is_none() && token.is_none() && env.service(UPSTREAM).is_err() {
-            return Err(ConfigError::NoUpstream);
-        }
         Ok(Self { text: policy(env).await?, secret: secrets(env)?, token, upstream })
     }
 

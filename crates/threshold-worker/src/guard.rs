@@ -12,11 +12,14 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use threshold_core::address::AddressSource;
 use threshold_limiter::Limiter;
 use threshold_limiter::limiter::LimiterBuilder;
-use threshold_limiter::tower::{RequestBody, Runtime, ThresholdLayer};
+use threshold_limiter::tower::{Identified, RequestBody, Runtime, ThresholdLayer};
 use tower_layer::Layer as _;
 use tower_service::Service;
+use worker::js_sys::{Function, Promise};
 use worker::send::{SendFuture, SendWrapper};
-use worker::{Body, Context, Env, Fetch, HttpRequest, console_error};
+use worker::wasm_bindgen::{JsCast as _, JsValue};
+use worker::wasm_bindgen_futures::JsFuture;
+use worker::{Body, Context, Env, Fetch, Fetcher, HttpRequest, console_error, web_sys};
 
 use crate::api;
 use crate::clock::DateClock;
@@ -29,6 +32,22 @@ const CLIENT_ADDRESS: &str = "cf-connecting-ip";
 
 /// The limiter of an isolate.
 pub type ObjectLimiter = Limiter<Arc<ObjectStore>, DateClock>;
+
+/// How a request comes in.
+#[derive(Debug)]
+pub enum Entry {
+    /// The fetch event: callers with the token use the API, everything else is for the upstream of the settings.
+    Fetch,
+    /// A Worker that imports the module guards a handler of its own, and has authenticated the caller.
+    Guard {
+        /// The function that answers allowed requests.
+        handler: Function,
+        /// The caller.
+        identity: Identified,
+    },
+    /// A Worker that imports the module calls the API.
+    Api,
+}
 
 /// The guard of an upstream, once for each isolate.
 #[derive(Debug)]
@@ -56,29 +75,59 @@ impl Guard {
         let limiter = Arc::new(builder.build());
         let layer = ThresholdLayer::with_runtime(Arc::clone(&limiter), Arc::new(NoEvent))?;
         let layer = layer.peer(move |parts: &Parts| client(&parts.headers, forwarded));
+        // Only this Worker inserts extensions.
+        let layer = layer.identify(|parts: &Parts| parts.extensions.get::<Identified>().cloned().unwrap_or_default());
         Ok(Self { limiter, store, layer, config })
     }
 
     /// Answers a request: a call of the API, or a request for the upstream.
     ///
     /// # Errors
-    /// Fails where the upstream does.
-    pub async fn answer(&self, request: HttpRequest, env: &Env, context: Context) -> worker::Result<worker::Response> {
+    /// Fails where JavaScript refuses the request or the response.
+    pub async fn answer(
+        &self,
+        entry: Entry,
+        request: HttpRequest,
+        env: &Env,
+        context: Context,
+    ) -> worker::Result<worker::Response> {
         let runtime = Arc::new(EventRuntime::new(context));
-        let answered = match api::Call::of(request.method(), request.uri().path(), request.headers(), &self.config) {
-            Some(call) => call.answer(&self.limiter, request).await,
-            None => self.guard(request, env, &runtime).await,
-        };
+        let answered = self.enter(entry, request, env, &runtime).await;
         // What another object has denied is given back after the answer.
         let store = Arc::clone(&self.store);
         runtime.spawn(Box::pin(async move { store.send_later().await }));
         answered
     }
 
+    async fn enter(
+        &self,
+        entry: Entry,
+        mut request: HttpRequest,
+        env: &Env,
+        runtime: &Arc<EventRuntime>,
+    ) -> worker::Result<worker::Response> {
+        let upstream = match entry {
+            Entry::Api => return api::answer(&self.limiter, request).await,
+            Entry::Fetch if api::has_token(request.headers(), &self.config) => {
+                return api::answer(&self.limiter, request).await;
+            }
+            Entry::Fetch => match Upstream::of(env, &self.config) {
+                Some(upstream) => upstream,
+                None if self.config.token.is_some() => return api::unauthorized(),
+                None => return misconfigured(&ConfigError::NoUpstream),
+            },
+            Entry::Guard { handler, identity } => {
+                request.extensions_mut().insert(identity);
+                Upstream::Handler(SendWrapper::new(handler))
+            }
+        };
+        self.guard(request, upstream, runtime).await
+    }
+
     async fn guard(
         &self,
         mut request: HttpRequest,
-        env: &Env,
+        upstream: Upstream,
         runtime: &Arc<EventRuntime>,
     ) -> worker::Result<worker::Response> {
         // The platform takes the host of the URL from the request and routes by it, so the field says the same or was replaced.
@@ -89,7 +138,6 @@ impl Guard {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
             *request.body_mut() = Body::empty();
         }
-        let upstream = Upstream { env: SendWrapper::new(env.clone()), url: self.config.upstream.clone() };
         let mut service = self.layer.clone().runtime(Arc::clone(runtime) as Arc<dyn Runtime>).layer(upstream);
         match service.call(request).await {
             Ok(response) => worker::Response::try_from(response),
@@ -99,6 +147,12 @@ impl Guard {
             }
         }
     }
+}
+
+/// Answers 500 and logs the reason. The client does not read which setting is missing.
+pub(crate) fn misconfigured(error: &ConfigError) -> worker::Result<worker::Response> {
+    console_error!("{}", serde_json::json!({"event": "misconfigured", "reason": error.to_string()}));
+    worker::Response::error(r#"{"error":"misconfigured"}"#, 500)
 }
 
 /// Returns the address of the client.
@@ -121,11 +175,43 @@ fn client(headers: &HeaderMap, forwarded: bool) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, 0))
 }
 
-/// The application behind the guard: a service binding, or the host of a URL.
+/// The application behind the guard.
 #[derive(Clone)]
-struct Upstream {
-    env: SendWrapper<Env>,
-    url: Option<Uri>,
+enum Upstream {
+    /// A service binding.
+    Service(SendWrapper<Fetcher>),
+    /// The host of a URL.
+    Url(Uri),
+    /// A function of the Worker's own JavaScript.
+    Handler(SendWrapper<Function>),
+}
+
+impl Upstream {
+    /// Returns the upstream of the settings.
+    fn of(env: &Env, config: &Config) -> Option<Self> {
+        match &config.upstream {
+            Some(url) => Some(Self::Url(url.clone())),
+            None => env.service(UPSTREAM).ok().map(|service| Self::Service(SendWrapper::new(service))),
+        }
+    }
+
+    async fn fetch(self, request: Request<RequestBody<Body>>) -> worker::Result<Response<Body>> {
+        match self {
+            Self::Service(service) => service.fetch_request(request).await,
+            Self::Url(url) => {
+                let request = worker::Request::try_from(redirected(request, &url)?)?;
+                Response::<Body>::try_from(Fetch::Request(request).send().await?)
+            }
+            Self::Handler(handler) => {
+                let request = worker::Request::try_from(request)?;
+                let returned = handler.call1(&JsValue::UNDEFINED, request.inner())?;
+                let response = JsFuture::from(Promise::resolve(&returned)).await?;
+                let response =
+                    response.dyn_into::<web_sys::Response>().map_err(|_| "the handler returned no Response")?;
+                Response::<Body>::try_from(worker::Response::from(response))
+            }
+        }
+    }
 }
 
 impl Service<Request<RequestBody<Body>>> for Upstream {
@@ -138,16 +224,7 @@ impl Service<Request<RequestBody<Body>>> for Upstream {
     }
 
     fn call(&mut self, request: Request<RequestBody<Body>>) -> Self::Future {
-        let Self { env, url } = self.clone();
-        Box::pin(SendFuture::new(async move {
-            match url {
-                None => env.service(UPSTREAM)?.fetch_request(request).await,
-                Some(url) => {
-                    let request = worker::Request::try_from(redirected(request, &url)?)?;
-                    Response::<Body>::try_from(Fetch::Request(request).send().await?)
-                }
-            }
-        }))
+        Box::pin(SendFuture::new(self.clone().fetch(request)))
     }
 }
 

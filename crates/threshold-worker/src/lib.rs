@@ -1,12 +1,14 @@
 //! Threshold as a Cloudflare Worker: the same core and the same policy, on Cloudflare's runtime.
 //!
 //! `tools/build` builds it into a folder that `wrangler` deploys and miniflare runs. The Worker guards an upstream and serves the HTTP
-//! API to other Workers; its limits are kept in Durable Objects.
+//! API to other Workers; its limits are kept in Durable Objects. JavaScript of a Worker that imports the module calls [`guard`] and
+//! [`api`].
 
 mod api;
 pub mod clock;
 pub mod config;
 pub mod guard;
+mod identity;
 pub mod object;
 pub mod runtime;
 pub mod store;
@@ -16,39 +18,78 @@ mod vectors;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use worker::{Context, Env, HttpRequest, Response, Result, console_error, event};
+use worker::js_sys::{Function, TypeError};
+use worker::wasm_bindgen::prelude::wasm_bindgen;
+use worker::wasm_bindgen::{JsCast as _, JsValue};
+use worker::worker_sys::Context as JsContext;
+use worker::{Context, Env, request_from_wasm, wasm_bindgen, wasm_bindgen_futures, web_sys};
 
 use config::ConfigError;
-use guard::Guard;
+use guard::{Entry, Guard};
 
 thread_local! {
     /// The guard of this isolate. An isolate has one thread.
     static GUARD: RefCell<Option<Rc<Guard>>> = const { RefCell::new(None) };
 }
 
-/// Answers an HTTP request.
+/// Answers an HTTP request: a call of the API with its token, or a request for the upstream.
 ///
 /// # Errors
-/// Returns an error if the upstream fails.
-#[event(fetch)]
-pub async fn fetch(request: HttpRequest, env: Env, context: Context) -> Result<Response> {
+/// Fails where JavaScript refuses the request or the response.
+#[wasm_bindgen]
+pub async fn fetch(request: web_sys::Request, env: Env, context: JsContext) -> Result<web_sys::Response, JsValue> {
     #[cfg(feature = "vectors")]
-    if request.uri().path() == "/vectors" {
-        return vectors::play_all(request, env).await;
+    if request.url().ends_with("/vectors") {
+        return Ok(vectors::play_all(request_from_wasm(request)?, env).await?.into());
     }
-    match guard(&env).await {
-        Ok(guard) => guard.answer(request, &env, context).await,
-        Err(error) => {
-            // The client does not read which setting is missing.
-            console_error!("{}", serde_json::json!({"event": "misconfigured", "reason": error.to_string()}));
-            Response::error(r#"{"error":"misconfigured"}"#, 500)
-        }
-    }
+    enter(Entry::Fetch, request, env, context).await
+}
+
+/// Guards a handler of the Worker that imports this module. `identity` is an object with the strings `tenant`, `user` and `tier`, each
+/// of which may be missing.
+///
+/// # Errors
+/// Fails with a `TypeError` where an argument is of another type.
+#[wasm_bindgen]
+pub async fn guard(
+    request: web_sys::Request,
+    env: Env,
+    context: JsContext,
+    handler: JsValue,
+    identity: JsValue,
+) -> Result<web_sys::Response, JsValue> {
+    let handler: Function = handler.dyn_into().map_err(|_| TypeError::new("guard: the handler is not a function"))?;
+    let identity = identity::read(&identity)?;
+    enter(Entry::Guard { handler, identity }, request, env, context).await
+}
+
+/// Answers a call of the API by the Worker that imports this module. It needs no token.
+///
+/// # Errors
+/// Fails where JavaScript refuses the request or the response.
+#[wasm_bindgen]
+pub async fn api(request: web_sys::Request, env: Env, context: JsContext) -> Result<web_sys::Response, JsValue> {
+    enter(Entry::Api, request, env, context).await
+}
+
+/// Answers a request that has come in by one of the entries.
+async fn enter(
+    entry: Entry,
+    request: web_sys::Request,
+    env: Env,
+    context: JsContext,
+) -> Result<web_sys::Response, JsValue> {
+    let request = request_from_wasm(request)?;
+    let response = match guard_of_isolate(&env).await {
+        Ok(guard) => guard.answer(entry, request, &env, Context::new(context)).await,
+        Err(error) => guard::misconfigured(&error),
+    };
+    Ok(response?.into())
 }
 
 /// Returns the guard of this isolate, and creates it for the first request. A failure is not remembered, so that a Worker recovers
 /// when its policy is mended.
-async fn guard(env: &Env) -> core::result::Result<Rc<Guard>, ConfigError> {
+async fn guard_of_isolate(env: &Env) -> Result<Rc<Guard>, ConfigError> {
     if let Some(guard) = GUARD.with_borrow(Clone::clone) {
         return Ok(guard);
     }

@@ -40,6 +40,17 @@ export default class Entrypoint extends WorkerEntrypoint {
   }
 }
 
+// For the JavaScript of a Worker that imports this module: guards `handler`, a function that answers a Request, and decides on what
+// the Worker's own authentication says of the caller.
+export function guard(request, env, ctx, handler, identity) {
+  return guarded(() => rust.guard(request, env, ctx, handler, identity));
+}
+
+// Answers a call of the API for the same JavaScript, without a token.
+export function api(request, env, ctx) {
+  return guarded(() => rust.api(request, env, ctx));
+}
+
 // An object of Rust belongs to one instance of the wasm. After a restart it is made again from the same state: rows survive, fields
 // in memory do not.
 function durableObject(name) {
