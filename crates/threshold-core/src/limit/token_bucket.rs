@@ -118,28 +118,37 @@ impl TokenBucket {
     #[inline(never)]
     fn bring_from_afar(&self, level: &mut Level, in_terms: bool, now: Timestamp) -> bool {
         let before = *level;
-        if !in_terms {
-            self.convert(level, now);
+        let furthest = self.furthest(level, now);
+        if level.moment() > furthest {
+            // Written by a clock that has since stepped back.
+            (level.full_at, level.fraction) = level.interval().split(furthest);
         }
-        let furthest = self.latest(now);
-        if self.interval.moment(level.full_at, level.fraction) > furthest {
-            // Written by a clock that has since stepped back: no charge leaves a level this far ahead.
-            (level.full_at, level.fraction) = self.interval.split(furthest);
+        if !in_terms && !self.is_overdrawn(level, now) {
+            self.convert(level, now);
         }
         *level != before
     }
 
-    /// Rescales a level so that the cost that is used stays used under the new rate. Both divisions round up, so that a
-    /// change never grants; a millionth of a unit is the most that is lost by it.
+    /// The furthest ahead of now a level may lie, in its own ticks. A limit with another burst may have left it, so the bound is not
+    /// that of this burst alone: a request under a small burst would forget what was used under a large one.
+    fn furthest(&self, level: &Level, now: Timestamp) -> u128 {
+        let own = level.interval();
+        let most = own.cost(self.burst.max(level.quota)).saturating_mul(2);
+        own.moment(now, 0).saturating_add(most)
+    }
+
+    /// Whether more is used of a level in other figures than this limit can count: its capacity and as much debt.
+    ///
+    /// Such a level keeps its figures until enough has refilled. Reduced to what this limit can count it would forget the rest, and the
+    /// limit that it was charged under may be asked again, as where a client has two tiers.
+    fn is_overdrawn(&self, level: &Level, now: Timestamp) -> bool {
+        level.used(now) > u128::from(self.burst).saturating_mul(2 << CARRY_BITS)
+    }
+
+    /// Rescales a level that is not overdrawn, so that the cost that is used stays used under the new rate. Both divisions round up,
+    /// so that a change never grants; a millionth of a unit is the most that is lost by it.
     fn convert(&self, level: &mut Level, now: Timestamp) {
-        let old = level.interval();
-        // The backlog and not the moment: what has refilled by now is not used any more.
-        let backlog = old.moment(level.full_at, level.fraction).saturating_sub(old.moment(now, 0));
-        let used = backlog
-            .saturating_mul(1 << CARRY_BITS)
-            .div_ceil(u128::from(old.step))
-            // As in `deepest`. A product that saturates above is still beyond this: 2^128 over a step below 2^52.
-            .min(u128::from(self.burst).saturating_mul(2 << CARRY_BITS));
+        let used = level.used(now);
         let backlog = used.saturating_mul(u128::from(self.interval.step)).div_ceil(1 << CARRY_BITS);
         let (full_at, fraction) = self.interval.split(self.interval.moment(now, 0).saturating_add(backlog));
         *level = Level { full_at, fraction, quota: self.quota, period: self.period };
@@ -162,6 +171,9 @@ impl TokenBucket {
 
     #[inline]
     fn look_at(&self, level: &Level, cost: u64, now: Timestamp) -> Look {
+        if !level.is_in_terms_of(self) {
+            return self.look_at_other_figures(level, cost, now);
+        }
         self.look_whole(level.full_at, cost, now).unwrap_or_else(|| self.look_exactly(level, cost, now))
     }
 
@@ -217,8 +229,44 @@ impl TokenBucket {
         }
     }
 
+    #[cold]
+    fn look_at_other_figures(&self, level: &Level, cost: u64, now: Timestamp) -> Look {
+        if !self.is_overdrawn(level, now) {
+            let mut level = *level;
+            self.convert(&mut level, now);
+            return self.look_exactly(&level, cost, now);
+        }
+        // The level refills at its own rate until this limit can count it, and then at the rate of this limit, or still at its
+        // own if nothing asks in between. The slower of the two is promised.
+        let own = level.interval();
+        let countable = own.cost(self.burst).saturating_mul(2);
+        let counted_at = own.round_up(level.moment().saturating_sub(countable)).max(now);
+        let refilled = |cost: u64| {
+            // Converting rounds up by a millionth of a unit.
+            let rounding = |interval: Interval| u128::from(interval.step >> CARRY_BITS).saturating_add(1);
+            let slower = [own, self.interval].map(|interval| {
+                let ticks = interval.cost(cost).saturating_add(rounding(interval));
+                interval.round_up(interval.moment(counted_at, 0).saturating_add(ticks))
+            });
+            slower.into_iter().max().unwrap_or(Timestamp::MAX)
+        };
+        let whole = refilled(self.burst.saturating_mul(2));
+        Look {
+            allowed: false,
+            available: 0,
+            ready_at: if cost > self.burst { Timestamp::MAX } else { refilled(self.burst.saturating_add(cost)) },
+            // It is not charged.
+            reset_if_charged: whole,
+            reset_if_not: whole,
+        }
+    }
+
     #[inline(always)]
     fn charge_level(&self, level: &mut Level, cost: u64, now: Timestamp) -> Mark {
+        // What is used is already more than this limit can count.
+        if !level.is_in_terms_of(self) {
+            return Mark::new(level.full_at, 0);
+        }
         // Debt takes the exact path, which bounds it.
         if let Some(full_at) = self.charged_whole(level.full_at, cost, now) {
             level.full_at = full_at;

@@ -6,8 +6,8 @@ use proptest::sample::select;
 
 use super::cases;
 use super::world::{FEW, Shape, World, close, gaps, indebted, shapes, shares, starts, traces};
-use crate::limit::Algorithm;
 use crate::limit::model::Model;
+use crate::limit::{Algorithm, Limit};
 use crate::time::{Span, Timestamp};
 
 proptest! {
@@ -36,6 +36,45 @@ proptest! {
         } else {
             prop_assert_eq!(remaining, expect);
         }
+    }
+
+    /// Asking a bucket under another limit forgets nothing that is used, however small that limit is: a client with two tiers has no
+    /// more under one of them after a denied request under the other. A bucket whose burst is more than its quota is bounded by the
+    /// larger of that quota and the other burst.
+    ///
+    /// Woken by: removing `&& !self.is_overdrawn(level, now)` in `TokenBucket::bring_from_afar`, with its `convert` bounded by twice
+    /// the burst; replacing `self.burst.max(level.quota)` with `self.burst` in `TokenBucket::furthest`.
+    #[test]
+    fn asking_under_another_limit_forgets_nothing(
+        shapes in (shapes(), shapes()),
+        start in starts(),
+        trace in traces(indebted()),
+        gap in gaps(),
+        share in shares(),
+    ) {
+        let old = Shape { algorithm: Algorithm::TokenBucket, burst: shapes.0.burst.min(shapes.0.quota), ..shapes.0 };
+        let new = old.with_figures_of(shapes.1).limit();
+        let mut world = World::play(old, start, &trace);
+        world.wait(gap);
+        let before = world.look(0).available;
+        let cost = share.of(new.capacity());
+        let (asked, _) = world.balance.look(&new, cost, world.now);
+        let after = world.look(0).available;
+        prop_assert!(after <= before, "{after} after {before}");
+        // Rounded by at most a millionth of a unit.
+        prop_assert!(after + 1 >= before, "{after} after {before}");
+        // A client who waits as long as it was told, and asks once in between, gets in.
+        prop_assume!(cost <= new.capacity());
+        let waited = Span::from_micros(asked.ready_at.since(world.now).micros());
+        for part in [waited.micros() / 3, waited.micros()] {
+            let mut later = world.balance.clone();
+            later.look(&new, cost, world.now.plus(Span::from_micros(part)));
+            let (look, _) = later.look(&new, cost, asked.ready_at);
+            prop_assert!(look.allowed, "asked after {part} of {} us", waited.micros());
+        }
+        // The wait is bounded by what both limits take to refill.
+        let whole = |limit: &Limit| limit.longest().micros() + 2;
+        prop_assert!(waited.micros() <= whole(&old.limit()) + whole(&new));
     }
 
     /// A fresh balance takes its whole capacity at once, unit by unit, and not one more.

@@ -54,7 +54,7 @@ impl Definition for TokenBucket {
 
     /// Two fills.
     fn longest(&self) -> Span {
-        let fill = 2 * u128::from(self.burst) * self.unit();
+        let fill = 2 * u128::from(self.burst.max(self.quota)) * self.unit();
         Span::from_micros(u64::try_from(fill.div_ceil(self.quota.into())).unwrap())
     }
 

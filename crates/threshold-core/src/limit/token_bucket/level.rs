@@ -1,7 +1,7 @@
 //! How full a token bucket is, exactly: a moment in fractions of a microsecond.
 
 use super::super::check_figures;
-use super::TokenBucket;
+use super::{CARRY_BITS, TokenBucket};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::time::{Span, Timestamp};
 
@@ -118,6 +118,14 @@ impl Level {
 
     pub(super) fn interval(&self) -> Interval {
         Interval::new(self.quota, self.period)
+    }
+
+    /// The cost that is used and has not refilled, in [`CARRY_BITS`] fractional bits, rounded up.
+    pub(super) fn used(&self, now: Timestamp) -> u128 {
+        let interval = self.interval();
+        // The backlog and not the moment: what has refilled by now is not used any more.
+        let backlog = self.moment().saturating_sub(interval.moment(now, 0));
+        backlog.saturating_mul(1 << CARRY_BITS).div_ceil(u128::from(interval.step))
     }
 
     /// When the bucket is full again, in ticks.

@@ -37,7 +37,8 @@ impl PackedRate {
     /// a clock that stands near the horizon.
     pub(super) fn new(rate: TokenBucket, now: Timestamp) -> Option<Self> {
         let capacity = rate.burst.checked_mul(rate.interval.step)?;
-        let deepest = capacity.checked_mul(2)?;
+        // As `TokenBucket::furthest`, for a state in the figures of this limit.
+        let deepest = rate.burst.max(rate.quota).checked_mul(rate.interval.step)?.checked_mul(2)?;
         // The largest number that `next` and `start` ever compute. As it fits 64 bits, they need no checks of their
         // own.
         let last = HORIZON.micros().checked_mul(rate.interval.parts)?.checked_add(deepest)?;
@@ -100,7 +101,7 @@ impl PackedRate {
         self.available(backlog).saturating_mul(2) < self.rate.burst
     }
 
-    /// Now in ticks, and how far ahead of it the state lies: at most a whole burst and as much debt.
+    /// Now in ticks, and how far ahead of it the state lies: at most as far as a clock that stepped back may leave it.
     #[inline]
     fn bring(&self, state: Ticks, now: Timestamp) -> (u64, u64) {
         let start = self.start(now);

@@ -73,7 +73,12 @@ impl RefundedBucket {
     }
 
     pub(super) fn charge(&mut self, limit: &TokenBucket, cost: u64, now: Timestamp) -> Mark {
-        let Mark { amount, .. } = limit.charge_level(&mut self.level, cost, now);
+        let mark = limit.charge_level(&mut self.level, cost, now);
+        if !self.level.is_in_terms_of(limit) {
+            // Nothing was charged.
+            return mark;
+        }
+        let amount = mark.amount;
         let full_at = self.level.moment();
         // A charge that saturates may stop short of the latest moment by a part of a unit. Its receipt cannot tell by how much
         // (`latest_reset`), so until that moment what was given back must be known.
@@ -91,7 +96,7 @@ impl RefundedBucket {
         let in_terms = self.level.is_in_terms_of(limit);
         limit.bring_level(&mut self.level, now);
         let new = limit.interval;
-        if !in_terms {
+        if !in_terms && self.level.is_in_terms_of(limit) {
             // Receipts under the old figures give nothing back, also if those are in force again: as if all of it had been.
             let left = self.peak.saturating_sub(old.moment(now, 0));
             self.given = old.convert(self.given.saturating_add(left), new);
@@ -99,7 +104,7 @@ impl RefundedBucket {
         }
         // A clock that has stepped back must not keep this state for longer than a charge could. `read` refuses a peak
         // before the level.
-        self.peak = self.peak.min(limit.latest(now)).max(self.level.moment());
+        self.peak = self.peak.min(limit.furthest(&self.level, now)).max(self.level.moment());
         *self != before
     }
 
