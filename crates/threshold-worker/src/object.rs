@@ -3,6 +3,7 @@
 //! A command is executed by synchronous SQL in one event without an await. Cloudflare holds the answer back until what was
 //! written is durable.
 
+mod check;
 mod classes;
 mod packed;
 pub mod records;
@@ -13,9 +14,10 @@ use std::time::Duration;
 
 use threshold_core::command::{Command, execute};
 use threshold_core::{Answer, Format, Span, Timestamp};
-use worker::{Method, Request, Response, Result, State};
+use worker::{Headers, Method, Request, Response, Result, State};
 
 use crate::clock::DateClock;
+use check::{CHECK, Check};
 use records::{Change, ObjectRecords, RowError};
 use rows::Database;
 
@@ -46,10 +48,33 @@ impl Object {
         Self { state, database, alarm: Cell::new(None) }
     }
 
-    async fn fetch(&self, mut request: Request) -> Result<Response> {
-        if request.method() != Method::Post || request.path() != COMMAND {
-            return Response::error("not found", 404);
+    async fn fetch(&self, request: Request) -> Result<Response> {
+        match (request.method(), request.path().as_str()) {
+            (Method::Post, COMMAND) => self.command(request).await,
+            (Method::Post, CHECK) => self.check(request).await,
+            _ => Response::error("not found", 404),
         }
+    }
+
+    /// Checks the limit of the object itself.
+    async fn check(&self, mut request: Request) -> Result<Response> {
+        let now = self.now(&request);
+        let check = match Check::read(&request.bytes().await?) {
+            Ok(check) => check,
+            Err(error) => return json(error.status, error.to_json()),
+        };
+        let (answer, until) = match self.execute(&check.command(), now) {
+            Ok(executed) => executed,
+            Err(error) => return refused(&error),
+        };
+        self.schedule(until, now).await?;
+        match check.answer(&answer) {
+            Some(body) => json(200, body),
+            None => Response::error("not a check", 500),
+        }
+    }
+
+    async fn command(&self, mut request: Request) -> Result<Response> {
         let now = self.now(&request);
         let command = match Command::from_bytes(&request.bytes().await?) {
             Ok(command) => command,
@@ -61,8 +86,7 @@ impl Object {
                 self.schedule(until, now).await?;
                 Response::from_bytes(answer.to_bytes(Format::PRESENT))
             }
-            Err(RowError::Full) => Response::error(RowError::Full.to_string(), 507),
-            Err(error) => Response::error(error.to_string(), 500),
+            Err(error) => refused(&error),
         }
     }
 
@@ -135,4 +159,14 @@ impl Object {
         }
         Response::ok("")
     }
+}
+
+fn refused(error: &RowError) -> Result<Response> {
+    Response::error(error.to_string(), if matches!(error, RowError::Full) { 507 } else { 500 })
+}
+
+fn json(status: u16, body: String) -> Result<Response> {
+    let headers = Headers::new();
+    headers.set("content-type", "application/json")?;
+    Ok(Response::ok(body)?.with_status(status).with_headers(headers))
 }

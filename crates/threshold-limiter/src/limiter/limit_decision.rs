@@ -22,7 +22,10 @@ pub struct LimitDecision {
 }
 
 impl LimitDecision {
-    pub(super) fn new(limit: &Limit, checked: &Checked, now: Timestamp) -> Self {
+    /// Returns the decision that a store has made at this time, for a host that executes [`Command::Limit`] itself.
+    ///
+    /// [`Command::Limit`]: threshold_core::Command::Limit
+    pub fn new(limit: &Limit, checked: &Checked, now: Timestamp) -> Self {
         let look = &checked.look;
         let charged = checked.mark.map_or(0, |mark| mark.amount);
         let remaining = look.available.saturating_sub(charged);
