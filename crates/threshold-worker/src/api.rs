@@ -11,6 +11,7 @@ use worker::{Headers, HttpRequest, Response, Result};
 
 use crate::config::Config;
 use crate::guard::ObjectLimiter;
+use crate::tenants::Tenants;
 
 /// The largest body: 64 KiB, as on the server by default.
 const MAX_BODY: usize = 64 * 1024;
@@ -42,11 +43,12 @@ impl Call {
     async fn answer(
         self,
         limiter: &ObjectLimiter,
+        tenants: Option<&Tenants>,
         query: Option<&str>,
         body: &[u8],
     ) -> core::result::Result<(u16, Vec<u8>), ApiError> {
         match self {
-            Self::Check => check(limiter, query, body).await,
+            Self::Check => check(limiter, tenants, query, body).await,
             Self::Limit => limit(limiter, body).await,
         }
     }
@@ -61,7 +63,11 @@ pub(crate) fn has_token(headers: &HeaderMap, config: &Config) -> bool {
 }
 
 /// Answers a call.
-pub(crate) async fn answer(limiter: &ObjectLimiter, request: HttpRequest) -> Result<Response> {
+pub(crate) async fn answer(
+    limiter: &ObjectLimiter,
+    tenants: Option<&Tenants>,
+    request: HttpRequest,
+) -> Result<Response> {
     let Some(call) = Call::of(request.uri().path()) else {
         return refuse(&ApiError::new(404, "not_found", "there is nothing at this path"));
     };
@@ -75,7 +81,7 @@ pub(crate) async fn answer(limiter: &ObjectLimiter, request: HttpRequest) -> Res
     let Some(body) = read(request).await? else {
         return refuse(&ApiError::new(413, "body_too_large", format!("a body has at most {MAX_BODY} bytes")));
     };
-    match call.answer(limiter, query.as_deref(), &body).await {
+    match call.answer(limiter, tenants, query.as_deref(), &body).await {
         Ok((status, body)) => json(status, body),
         Err(error) => refuse(&error),
     }
@@ -107,6 +113,7 @@ async fn read(request: HttpRequest) -> Result<Option<Vec<u8>>> {
 
 async fn check(
     limiter: &ObjectLimiter,
+    tenants: Option<&Tenants>,
     query: Option<&str>,
     body: &[u8],
 ) -> core::result::Result<(u16, Vec<u8>), ApiError> {
@@ -119,8 +126,12 @@ async fn check(
     };
     request.without_reservation()?;
     request.without_request_id()?;
-    let (lists, policy) = (request.lists(), limiter.policy());
+    let lists = request.lists();
     let facts = request.facts(&lists, TraceId::default());
+    if let (Some(tenants), Some(tenant)) = (tenants, facts.tenant) {
+        tenants.load(tenant).await;
+    }
+    let policy = limiter.policy();
     let (decision, _) = limiter.decide_under(&policy, Verb::Check, &facts).await?;
     let status = if decision.unavailable() { 503 } else { 200 };
     Ok((status, Answer::new(&decision, &policy).to_json()))

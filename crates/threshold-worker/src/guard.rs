@@ -10,6 +10,7 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use threshold_core::address::AddressSource;
+use threshold_core::policy::Seen;
 use threshold_limiter::Limiter;
 use threshold_limiter::limiter::LimiterBuilder;
 use threshold_limiter::tower::{Identified, RequestBody, Runtime, ThresholdLayer};
@@ -26,6 +27,7 @@ use crate::clock::DateClock;
 use crate::config::{Config, ConfigError, UPSTREAM};
 use crate::runtime::{EventRuntime, NoEvent};
 use crate::store::ObjectStore;
+use crate::tenants::Tenants;
 
 /// The header in which Cloudflare puts the address of the client, in place of what the client has sent under this name.
 const CLIENT_ADDRESS: &str = "cf-connecting-ip";
@@ -55,6 +57,7 @@ pub struct Guard {
     limiter: Arc<ObjectLimiter>,
     store: Arc<ObjectStore>,
     layer: ThresholdLayer,
+    tenants: Option<Tenants>,
     config: Config,
 }
 
@@ -77,7 +80,8 @@ impl Guard {
         let layer = layer.peer(move |parts: &Parts| client(&parts.headers, forwarded));
         // Only this Worker inserts extensions.
         let layer = layer.identify(|parts: &Parts| parts.extensions.get::<Identified>().cloned().unwrap_or_default());
-        Ok(Self { limiter, store, layer, config })
+        let tenants = Tenants::of(env, &limiter);
+        Ok(Self { limiter, store, layer, tenants, config })
     }
 
     /// Answers a request: a call of the API, or a request for the upstream.
@@ -107,9 +111,9 @@ impl Guard {
         runtime: &Arc<EventRuntime>,
     ) -> worker::Result<worker::Response> {
         let upstream = match entry {
-            Entry::Api => return api::answer(&self.limiter, request).await,
+            Entry::Api => return api::answer(&self.limiter, self.tenants.as_ref(), request).await,
             Entry::Fetch if api::has_token(request.headers(), &self.config) => {
-                return api::answer(&self.limiter, request).await;
+                return api::answer(&self.limiter, self.tenants.as_ref(), request).await;
             }
             Entry::Fetch => match Upstream::of(env, &self.config) {
                 Some(upstream) => upstream,
@@ -138,6 +142,11 @@ impl Guard {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
             *request.body_mut() = Body::empty();
         }
+        if let Some(tenants) = &self.tenants
+            && let Some(tenant) = self.tenant(&request)
+        {
+            tenants.load(&tenant).await;
+        }
         let mut service = self.layer.clone().runtime(Arc::clone(runtime) as Arc<dyn Runtime>).layer(upstream);
         match service.call(request).await {
             Ok(response) => worker::Response::try_from(response),
@@ -146,6 +155,22 @@ impl Guard {
                 Ok(worker::Response::error(r#"{"error":"bad_gateway"}"#, 502)?)
             }
         }
+    }
+
+    /// Returns the tenant of a request, as the layer finds it.
+    fn tenant(&self, request: &HttpRequest) -> Option<String> {
+        let given = request.extensions().get::<Identified>().and_then(|identity| identity.tenant.clone());
+        given.or_else(|| {
+            let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+            let seen = Seen::<[(&str, &str)]> {
+                trusted: false,
+                headers: None,
+                host,
+                path: Some(request.uri().path()),
+                claims: None,
+            };
+            self.limiter.policy().identity().tenant.as_ref()?.find(&seen)
+        })
     }
 }
 

@@ -12,6 +12,7 @@ mod identity;
 pub mod object;
 pub mod runtime;
 pub mod store;
+pub mod tenants;
 #[cfg(feature = "vectors")]
 mod vectors;
 
