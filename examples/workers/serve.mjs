@@ -137,8 +137,10 @@ async function run() {
       worker.dispose().then(() => process.exit(0));
     }
   };
-  process.on("SIGTERM", stop);
-  process.on("SIGINT", stop);
+  for (const signal of ["SIGTERM", "SIGINT"]) {
+    // Miniflare's own handlers exit before the runtime has stopped.
+    process.removeAllListeners(signal).on(signal, stop);
+  }
   await worker.ready;
   console.log("ready");
 }
