@@ -149,7 +149,7 @@ impl Policy {
             explained.why = Why::NotFallback;
             return explained;
         }
-        let Some((Measured { limit, cost }, from)) = self.limit_of(rule, caller) else {
+        let Some((Measured { limit, cost, .. }, from)) = self.limit_of(rule, caller) else {
             explained.why = Why::Unlimited;
             return explained;
         };

@@ -105,6 +105,19 @@ impl<'p> Plan<'p> {
         // Drawing costs a call of the host's random source, so it is a function and not a value.
         if self.bill.trace == TraceId::default() {
             self.bill.trace = draw();
+            self.choose_shards();
+        }
+    }
+
+    /// Chooses the shard of each limit that is split, by the id of the decision.
+    #[inline]
+    fn choose_shards(&mut self) {
+        for met in self.met.iter_mut().filter(|met| met.shards > 1) {
+            met.choose_shard(self.bill.trace);
+            // Requests with one budget share a charge, and one id, so they choose the same shard.
+            if let Some(charge) = self.bill.charges.get_mut(met.charge) {
+                charge.key = met.key;
+            }
         }
     }
 

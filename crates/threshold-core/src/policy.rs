@@ -59,7 +59,7 @@ pub use rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Match, Mismatch, Mode, OnMissing, OnStoreError, Per, Rule,
     StatusSet,
 };
-pub(crate) use rule::{Measure, Measured, SubjectRule};
+pub(crate) use rule::{Measure, Measured, Shards, SubjectRule};
 pub use settings::{MAX_TIMES, Owner, Setting, SettingError};
 pub use subject_error::SubjectError;
 pub(crate) use tiers::{Source as TierSource, TiersInForce};

@@ -425,6 +425,21 @@ fn windows_are_no_shorter_than_the_store_can_promise() {
 }
 
 #[test]
+fn shards_split_only_large_limits() {
+    let with = |limit: &str, shards: &str| rule("r", "[\"ip\"]", &format!("limit = \"{limit}\"\nshards = {shards}"));
+    check(&with("501/s", "4"), &[]);
+    check(&with("30001/min", "64"), &[]);
+    check(&with("500/s", "4"), &["idle-shards 4"]);
+    check(&with("30000/min", "4"), &["idle-shards 4"]);
+    check(&with("900/s burst 3", "4"), &["idle-shards 4"]);
+    check(&with("unlimited", "4"), &["idle-shards 4"]);
+    check(&with("1000/s", "1"), &["bad-value 1"]);
+    check(&with("1000/s", "65"), &["bad-value 65"]);
+    let eventual = "consistency = \"eventual\"\nalgorithm = \"fixed-window\"";
+    check(&format!("{}{eventual}\n", with("60000/min", "4")), &["bad-value 4"]);
+}
+
+#[test]
 fn a_login_says_what_a_failing_store_means() {
     let login =
         |more: &str| rule("r", "[\"ip\"]", &format!("limit = \"10/h\"\nmatch = {{ path = \"/login\" }}\n{more}"));

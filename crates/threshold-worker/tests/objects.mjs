@@ -52,6 +52,15 @@ ladder = "quick"
 ban_shared = true
 strike = "request"
 allow = ["shared-ladder: the test has no users"]
+[[rule]]
+name = "hot"
+per = ["tenant"]
+match = { path = "/hot" }
+limit = "2000000/h"
+algorithm = "fixed-window"
+cost = "tokens"
+shards = 4
+place = "TENANTS/tenant:{tenant}"
 [ladders.quick]
 rungs = ["warn", "cooldown 1min", "ban 24h"]
 `;
@@ -168,6 +177,14 @@ const tests = {
     }
     assert.ok(((await statuses(flood))[200] ?? 0) <= 40);
     assert.deepEqual(await statuses(calm), { 200: 30 });
+  },
+
+  async "a hot limit is counted by several objects and not passed"(worker) {
+    // Each of the four shards has 500,000, so one request of 300,000 fits into each.
+    const hot = { ip: "203.0.113.1", tenant: "acme", path: "/hot", costs: { tokens: 300_000 } };
+    const answers = await Promise.all(Array.from({ length: 100 }, async () => (await call(worker, "/v1/check", hot)).json()));
+    assert.equal(answers.filter((answer) => answer.allowed).length, 4);
+    assert.ok(answers.every((answer) => answer.limit === 2_000_000));
   },
 
   async "headers of clients name nobody"(worker) {

@@ -55,6 +55,12 @@ const GOLDEN: u16 = 40_503;
 const BEGINNINGS: u128 = 0xffff_0000_0000_0000_ffff_ffff_0000_0000;
 
 impl Digest {
+    /// Returns the key of a shard of the budget under this key: in a partition of its own, so that several nodes or objects count it.
+    pub(crate) fn in_shard(self, shard: u32) -> Self {
+        let steps = GOLDEN.wrapping_mul(u16::try_from(shard).unwrap_or(0));
+        self.in_partition(Partition(self.partition().0.wrapping_add(steps)))
+    }
+
     /// Returns the partition of the record under this digest.
     ///
     /// 16 bits of every stored digest are set to the partition of its anchor, so that records that are used together are

@@ -7,7 +7,7 @@ use super::{MAX_SUBJECTS, Met, Plan, PlanError, Subject, Verb, banned_until};
 use crate::bill;
 use crate::caller::{Caller, Keyed, field_of};
 use crate::facts::Facts;
-use crate::key::Digest;
+use crate::key::{Digest, TraceId};
 use crate::limit::Limit;
 use crate::path::PathError;
 use crate::policy::{
@@ -102,8 +102,9 @@ impl Policy {
     ) -> Result<(), PlanError> {
         // A constant, because the plan borrows its limits for as long as the policy lives.
         const NEVER: &Limit = &Limit::never();
-        let Some(Measured { limit, cost: counts }) = self.measured(rule, caller) else { return Ok(()) };
-        let mut limit = limit;
+        let Some(measured) = self.measured(rule, caller) else { return Ok(()) };
+        let Measured { limit: whole, cost: counts, shards } = measured;
+        let mut limit = measured.charged();
         // The key of the rule's own limit, also where `NEVER` replaces it below: `NEVER` admits nothing, so nothing is
         // counted under that key.
         let Some((key, keyed)) = key_of(rule, limit, identities) else { return Ok(()) };
@@ -128,7 +129,12 @@ impl Policy {
         // Without an identity there is no one to strike. The limit itself still holds.
         let subject = rule.subject.and_then(|subject| positions.get(subject).copied().flatten());
         let (request, charge) = (plan.requests, plan.bill.charges.len());
-        let met = Met { key, limit, counts, cost, rule, index, subject, request, charge };
+        let (shards, shard) = (shards.as_ref().map_or(1, |shards| shards.number), 0);
+        let mut met = Met { key, limit, whole, counts, cost, rule, index, subject, request, charge, shards, shard };
+        // Without an id yet: `identify` draws one, and then the shard is chosen.
+        if shards > 1 && plan.bill.trace != TraceId::default() {
+            met.choose_shard(plan.bill.trace);
+        }
         // A rule that finds no place must fail the request. If it were left out, a caller could avoid a limit by
         // meeting many others.
         plan.bill.charges.try_push(met.to_charge()).map_err(|_| PlanError::TooManyRules)?;

@@ -1,7 +1,7 @@
 //! The rules that a request meets and the subjects that it can strike, as a plan holds them.
 
 use crate::bill;
-use crate::key::Digest;
+use crate::key::{Digest, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::policy::{CostOf, Disclosure, Layer, Mode, Rule};
@@ -14,7 +14,10 @@ use crate::policy::{CostOf, Disclosure, Layer, Mode, Rule};
 #[derive(Debug, Clone, Copy)]
 pub struct Met<'p> {
     pub(crate) key: Digest,
+    /// The limit that the charge is held to: the share of a shard where the limit is split.
     pub(crate) limit: &'p Limit,
+    /// The limit as the policy writes it.
+    pub(crate) whole: &'p Limit,
     pub(crate) counts: &'p CostOf,
     pub(crate) cost: u64,
     pub(crate) rule: &'p Rule,
@@ -26,6 +29,10 @@ pub struct Met<'p> {
     pub(crate) request: usize,
     /// The index on the bill of the charge that it is part of.
     pub(crate) charge: usize,
+    /// Over how many shards the limit is split; 1 if it is not.
+    pub(crate) shards: u32,
+    /// The shard that this request is counted by.
+    pub(crate) shard: u32,
 }
 
 impl<'p> Met<'p> {
@@ -35,7 +42,7 @@ impl<'p> Met<'p> {
         self.key
     }
 
-    /// Returns the limit for this request.
+    /// Returns the limit for this request; where it is split over shards, the share of one.
     #[must_use]
     pub fn limit(&self) -> &Limit {
         self.limit
@@ -57,6 +64,13 @@ impl<'p> Met<'p> {
     #[must_use]
     pub fn request(&self) -> usize {
         self.request
+    }
+
+    /// Chooses the shard by the id of the decision, which is random.
+    pub(super) fn choose_shard(&mut self, trace: TraceId) {
+        let shard = trace.to_u128().checked_rem(u128::from(self.shards)).unwrap_or(0);
+        self.shard = u32::try_from(shard).unwrap_or(0);
+        self.key = self.key.in_shard(self.shard);
     }
 
     pub(crate) fn enforced(&self) -> bool {

@@ -142,7 +142,8 @@ impl Policy {
             let unit = self.limit_of(rule, caller).map_or(Unit::Count, |(measured, _)| measured.cost.unit());
             for limit in self.possible_limits(rule, caller, of_others) {
                 if let Some(prefix) = rule.prefix(limit) {
-                    show(rule, caller, prefix.over(identity), (*limit, unit));
+                    let key = prefix.over(identity);
+                    (0..rule.shards).for_each(|shard| show(rule, caller, key.in_shard(shard), (*limit, unit)));
                 }
             }
         }
@@ -158,10 +159,10 @@ impl Policy {
             }
         };
         if let Some((measured, _)) = self.limit_of(rule, caller) {
-            add(&measured.limit);
+            add(measured.charged());
         }
         match &rule.measure {
-            Measure::Fixed(measured) => add(&measured.limit),
+            Measure::Fixed(measured) => add(measured.charged()),
             Measure::Tier(shape) | Measure::NamedByTier(shape) if of_others => {
                 self.tiers.owned(*shape, caller.category).for_each(add);
             }

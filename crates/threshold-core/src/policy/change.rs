@@ -56,6 +56,12 @@ impl Policy {
                     per(was)
                 );
                 forgotten.push(Forgotten { rule, what });
+            } else if now.shards != was.shards {
+                let what = format!(
+                    "\"{}\" is split over {} shards instead of {}, so its balances in the others start from zero",
+                    now.name, now.shards, was.shards
+                );
+                forgotten.push(Forgotten { rule, what });
             } else if self.algorithms(now) != old.algorithms(was) {
                 let names =
                     |names: BTreeSet<Algorithm>| names.iter().map(|name| name.name()).collect::<Vec<_>>().join(", ");

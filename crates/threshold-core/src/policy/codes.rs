@@ -201,6 +201,9 @@ codes! {
     Warning "shared-below-clients": "a shared budget that is smaller than the limits of fifty clients together",
         "a few clients within their own limits can shut everyone else out",
         "raise it to fifty times the limit of one client, or lower that limit";
+    Warning "idle-shards": "`shards` on a limit that is not above 500 a second",
+        "one object or partition counts such a limit, so it is not split and the key has no effect",
+        "leave `shards` out";
     Warning "lease-too-small": "a leased limit of less than a hundred over more than a minute",
         "a lease is at most 1 % of such a limit, which is less than one request",
         "use `consistency = \"strong\"`";

@@ -221,6 +221,9 @@ pub(crate) struct RuleFile {
     /// rule is eventual. The name may have `{tenant}`, `{user}`, `{ip}`, `{hash}` and, in a key, `{window}`. Other stores place
     /// records by themselves.
     pub(crate) place: Option<Text>,
+    /// Over how many shards each limit above 500 a second is split, so that several objects or partitions count it. Each shard has an
+    /// equal share, rounded down. Default: 1.
+    pub(crate) shards: Option<Located<u32>>,
     /// How to decide when the store fails. Default: `local`.
     pub(crate) on_store_error: Option<Located<OnStoreErrorName>>,
     /// How much the answer to a denied client reveals. Default: `full`.

@@ -224,7 +224,14 @@ impl Plan<'_> {
     pub fn places(&self, facts: &Facts<'_>) -> Vec<Placed<'_>> {
         let policy = self.policy();
         let caller = Caller::named(facts, policy);
-        let charges = self.met().iter().map(|met| policy.place_of(met.rule, met.key, &caller));
+        let charges = self.met().iter().map(|met| {
+            let mut placed = policy.place_of(met.rule, met.key, &caller);
+            if met.shard > 0 {
+                // Writing to a string does not fail.
+                let _ = write!(placed.name, ":{}", met.shard);
+            }
+            placed
+        });
         let mut places: Vec<Placed<'_>> = charges.collect();
         if !self.subjects().is_empty() {
             policy.add_places_of_subjects(&caller, &mut places);

@@ -84,7 +84,7 @@ fn allowances(loader: &mut Loader<'_>, allow: Option<&Texts>, place: Place) {
 /// Returns the limit of a rule that counts every matching request as one.
 fn plain_limit(rule: &Rule) -> Option<&Limit> {
     match &rule.measure {
-        Measure::Fixed(Measured { limit, cost: CostOf::Requests }) if rule.count.is_none() && !rule.fallback => {
+        Measure::Fixed(Measured { limit, cost: CostOf::Requests, .. }) if rule.count.is_none() && !rule.fallback => {
             Some(limit).filter(|limit| limit.is_over_time())
         }
         Measure::Fixed(_) | Measure::Tier(_) | Measure::NamedByTier(_) | Measure::Unlimited => None,

@@ -210,6 +210,39 @@ impl fmt::Display for Per {
 pub(crate) struct Measured {
     pub(crate) limit: Limit,
     pub(crate) cost: CostOf,
+    /// The shards that the limit is split over, if it is.
+    pub(crate) shards: Option<Shards>,
+}
+
+/// The shards of a limit. A request is counted by one of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shards {
+    pub(crate) number: u32,
+    /// The share of each.
+    pub(crate) limit: Limit,
+}
+
+impl Measured {
+    /// Splits the limit over so many shards, if one object or partition could not count it.
+    pub(crate) fn new(limit: Limit, cost: CostOf, shards: u32) -> Self {
+        let last = u64::from(shards.saturating_sub(1));
+        let share = (shards > 1 && is_hot(&limit)).then(|| limit.share(last, u64::from(shards)));
+        // A burst that is smaller than the number of shards cannot be split.
+        let share = share.filter(|share| !share.is_never());
+        Self { limit, cost, shards: share.map(|limit| Shards { number: shards, limit }) }
+    }
+
+    /// Returns the limit that a charge is held to: the share of a shard where the limit is split.
+    #[inline]
+    pub(crate) fn charged(&self) -> &Limit {
+        self.shards.as_ref().map_or(&self.limit, |shards| &shards.limit)
+    }
+}
+
+/// Returns whether a limit admits more than 500 a second, half of what a Durable Object carries.
+fn is_hot(limit: &Limit) -> bool {
+    let per_second = u128::from(limit.quota()).saturating_mul(1_000_000);
+    limit.is_over_time() && per_second > u128::from(limit.period().micros()).saturating_mul(500)
 }
 
 /// The limit of a rule.
@@ -259,6 +292,8 @@ pub struct Rule {
     pub approximate: bool,
     /// Where its records are stored on Cloudflare, if the policy says so.
     pub place: Option<RecordPlace>,
+    /// Over how many shards its limits above 500 a second are split; 1 if they are not.
+    pub shards: u32,
     /// How to decide when the store fails.
     pub on_store_error: OnStoreError,
     /// How much the answer to a denied client reveals.

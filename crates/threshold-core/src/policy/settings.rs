@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::tiers::{Categories, Given, Own, Scaled};
-use super::{Measure, Measured, Per, Policy, SubjectError};
+use super::{Measure, Measured, Per, Policy, Shards, SubjectError};
 use crate::caller::DEFAULT_CATEGORY;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
-use crate::limit::{LimitError, Quota};
+use crate::limit::{Limit, LimitError, Quota};
 use crate::time::Timestamp;
 
 /// The maximum length of a text, in bytes, and the maximum number of limits in one setting.
@@ -348,8 +348,12 @@ impl Policy {
         // Multiplied here and not for each request: a limit that becomes too large is an error to the operator, not to
         // a client.
         let more = |measured: &Measured| {
-            let limit = measured.limit.times(u64::from(times)).map_err(SettingError::TooLarge)?;
-            Ok::<_, SettingError>(Measured { limit, cost: measured.cost.clone() })
+            let more = |limit: &Limit| limit.times(u64::from(times)).map_err(SettingError::TooLarge);
+            let shards = measured.shards.as_ref();
+            // The number of shards stays, so that what was used in each stays used.
+            let shards =
+                shards.map(|own| more(&own.limit).map(|limit| Shards { number: own.number, limit })).transpose()?;
+            Ok::<_, SettingError>(Measured { limit: more(&measured.limit)?, cost: measured.cost.clone(), shards })
         };
         let shaped = |shaped: &Vec<Option<Measured>>| -> Result<Vec<Option<Measured>>, SettingError> {
             shaped.iter().map(|own| own.as_ref().map(more).transpose()).collect()

@@ -20,6 +20,7 @@ mod login_model;
 mod partitions;
 mod receipts;
 mod settling;
+mod shards;
 mod split;
 mod world;
 

@@ -100,7 +100,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub(crate) fn moves_of(&self, facts: &Facts<'_>, plan: &Plan<'_>) -> Option<Box<KeyMoves>> {
         let previous = self.previous.as_ref()?;
         previous.under(plan.policy(), |policy| {
-            let old = policy.plan_for(plan.verb(), facts).ok()?;
+            // With the same id, by which shards are chosen.
+            let old = policy.plan_for(plan.verb(), &Facts { trace: plan.trace(), ..*facts }).ok()?;
             let mut rekeyed = Box::<KeyMoves>::default();
             plan.add_moves_from(&old, &mut rekeyed);
             Some(rekeyed)

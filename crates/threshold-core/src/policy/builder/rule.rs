@@ -157,6 +157,13 @@ impl RuleBuilder {
         self
     }
 
+    /// Splits each limit above 500 a second over this many shards, 2 to 64. A request is counted by one of them, which has an equal
+    /// share of the limit, rounded down.
+    pub fn shards(mut self, shards: u32) -> Self {
+        self.file.shards = some(shards);
+        self
+    }
+
     /// Sets how to decide when the store fails. Default: [`OnStoreError::Local`].
     pub fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
         self.file.on_store_error = name(on_store_error);

@@ -254,6 +254,7 @@ fn print_rule(entries: &mut Entries<'_>, file: &mut RuleFile) {
         consistency,
         approximate,
         place,
+        shards,
         on_store_error,
         disclosure,
         status,
@@ -286,6 +287,7 @@ fn print_rule(entries: &mut Entries<'_>, file: &mut RuleFile) {
     entries.value("consistency", consistency);
     entries.value("approximate", approximate);
     entries.value("place", place);
+    entries.value("shards", shards);
     entries.value("on_store_error", on_store_error);
     entries.value("disclosure", disclosure);
     entries.value("status", status);

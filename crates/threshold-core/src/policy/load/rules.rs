@@ -9,7 +9,7 @@ use crate::headers::StaticFields;
 use crate::key::{DigestKey, KeyPrefix, Partition};
 use crate::ladder::{Ladder, Rung, StrikeMode};
 use crate::limit::{Algorithm, Limit, LimitOption, LimitOptions, Quota, Unit};
-use crate::policy::file::{LayerName, RuleFile, StrikeName, Text, Texts};
+use crate::policy::file::{ConsistencyName, LayerName, RuleFile, StrikeName, Text, Texts};
 use crate::policy::rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Measured, Mode, OnMissing, OnStoreError, Per, Rule,
     StatusSet, SubjectRule,
@@ -19,6 +19,9 @@ use crate::policy::{Identity, IdentitySource, RecordPlace, UserScope};
 /// The key of a rule before its policy is given a key of its own: [`Policy::with_key`](crate::Policy::with_key) replaces it.
 const UNKEYED: DigestKey = DigestKey::new([0; 16]);
 
+/// The largest number of shards of a limit: more objects than a million requests a second need at half their load.
+const MAX_SHARDS: u32 = 64;
+
 /// How a rule counts the limits of tiers: everything but the quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -26,6 +29,8 @@ pub(crate) struct Shape {
     cost_name: Option<Box<str>>,
     /// The name of the limit, for `limit = "tier:NAME"`; `None` takes the one that is named after the request's category.
     name: Option<Box<str>>,
+    /// Over how many shards a large limit is split.
+    shards: u32,
 }
 
 impl Shape {
@@ -58,7 +63,7 @@ impl Shape {
             None => CostOf::Requests,
         };
         let limit = self.options.of_quota(quota, self.cost_name.is_some()).map_err(|error| error.to_string())?;
-        Ok(limit.map(|limit| Measured { limit, cost }))
+        Ok(limit.map(|limit| Measured::new(limit, cost, self.shards)))
     }
 }
 
@@ -93,7 +98,9 @@ impl Loader<'_> {
         let per = self.per(file, span)?;
         let layer = file.layer.as_ref().map_or_else(|| layer_of(&per), |layer| layer.value.into());
         let shape = self.shape(file)?;
+        let shards = shape.shards;
         let measure = self.measure(file, shape, context.shapes)?;
+        self.warn_of_idle_shards(file, shards, &measure);
         let count = file.count.as_ref().and_then(|text| self.statuses(text));
         let block_for = file.block_for.as_ref().and_then(|text| self.span(text));
         let on_missing = file.on_missing.as_ref().map_or(OnMissing::Floor, |name| name.value.into());
@@ -123,6 +130,7 @@ impl Loader<'_> {
             consistency: file.consistency.as_ref().map_or(Consistency::Strong, |name| name.value.into()),
             approximate: flag(&file.approximate),
             place,
+            shards,
             on_store_error: file.on_store_error.as_ref().map_or(OnStoreError::Local, |name| name.value.into()),
             disclosure: file.disclosure.as_ref().map_or(Disclosure::Full, |name| name.value.into()),
             status,
@@ -234,14 +242,30 @@ impl Loader<'_> {
             burst: file.burst.as_ref().map(|burst| burst.value),
             ttl,
         };
-        Some(Shape { options, cost_name: file.cost.as_ref().map(|name| name.value.as_str().into()), name: None })
+        let cost_name = file.cost.as_ref().map(|name| name.value.as_str().into());
+        Some(Shape { options, cost_name, name: None, shards: self.shards(file) })
+    }
+
+    fn shards(&mut self, file: &RuleFile) -> u32 {
+        let Some(shards) = &file.shards else { return 1 };
+        if !(2..=MAX_SHARDS).contains(&shards.value) {
+            let message = format!("shards = {} is not between 2 and {MAX_SHARDS}", shards.value);
+            self.error("bad-value", shards.span.clone(), message, "leave it out for one");
+            return 1;
+        }
+        if file.consistency.as_ref().is_some_and(|name| name.value == ConsistencyName::Eventual) {
+            let help = "leave it out: an eventual limit is in no object";
+            self.error("bad-value", shards.span.clone(), "an eventual limit has no shards", help);
+            return 1;
+        }
+        shards.value
     }
 
     fn measure(&mut self, file: &RuleFile, mut shape: Shape, shapes: &mut Shapes) -> Option<Measure> {
         let never = file.deny.as_ref().is_some_and(|deny| deny.value);
         let Some(text) = &file.limit else {
             if never {
-                return Some(Measure::Fixed(Measured { limit: Limit::never(), cost: CostOf::Requests }));
+                return Some(Measure::Fixed(Measured::new(Limit::never(), CostOf::Requests, 1)));
             }
             let message = format!("the rule \"{}\" has no limit", file.name.value);
             self.error("no-limit", file.name.span.clone(), message, "write limit = \"100/min\", or deny = true");
@@ -276,6 +300,20 @@ impl Loader<'_> {
                 self.error("impossible-limit", text.span.clone(), message, "");
                 None
             }
+        }
+    }
+
+    fn warn_of_idle_shards(&mut self, file: &RuleFile, shards: u32, measure: &Measure) {
+        let idle = match measure {
+            Measure::Fixed(measured) => measured.shards.is_none(),
+            Measure::Unlimited => true,
+            // One tier may have a large limit and another a small one.
+            Measure::Tier(_) | Measure::NamedByTier(_) => false,
+        };
+        if let Some(shards) = file.shards.as_ref().filter(|_| idle && shards > 1) {
+            let message =
+                "the limit is not above 500 a second, or its burst is below the number of shards, so it is not split";
+            self.warning("idle-shards", shards.span.clone(), message, "leave shards out");
         }
     }
 
