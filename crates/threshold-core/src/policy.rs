@@ -54,6 +54,7 @@ pub use lists::{ListEntry, Listed, Lists, Rank};
 pub(crate) use load::rules::Shape;
 pub(crate) use pattern::Kind;
 pub use pattern::Pattern;
+pub(crate) use place::LoginPlaces;
 pub use place::{Placed, RecordPlace};
 pub use rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Match, Mismatch, Mode, OnMissing, OnStoreError, Per, Rule,
@@ -94,6 +95,7 @@ pub struct Policy {
     /// Whether the lists have entries.
     any_listed: bool,
     login: Option<Arc<Login>>,
+    pub(crate) login_places: Arc<LoginPlaces>,
     alerts: Arc<Alerts>,
     memory: Memory,
     /// The body of every answer that refuses a request, unless a rule has its own.

@@ -127,6 +127,8 @@ pub enum Purpose {
     Attempt,
     /// Devices that have logged in.
     Device,
+    /// Login attempts in progress, with the names of the objects that they are counted in.
+    PlacedAttempt,
 }
 
 impl Purpose {
@@ -137,6 +139,7 @@ impl Purpose {
             Self::Reservation => "threshold reservation 1",
             Self::Attempt => "threshold attempt 1",
             Self::Device => "threshold device 1",
+            Self::PlacedAttempt => "threshold placed attempt 1",
         }
     }
 }

@@ -50,7 +50,7 @@ impl LoginRequest<'_> {
 
     /// Returns the names that the user may have: the one that the door gives, or else the account's name; its normal form; and
     /// the names of banned or denied users with the same normal form.
-    fn names(&self, policy: &Policy) -> Vec<String> {
+    pub(crate) fn names(&self, policy: &Policy) -> Vec<String> {
         let name = self.user.filter(|user| !user.is_empty()).or(self.account.map(str::trim));
         let Some(name) = name.filter(|name| !name.is_empty()) else { return Vec::new() };
         let folded = canonical_account(name);

@@ -292,6 +292,10 @@ pub(crate) struct LoginFile {
     pub(crate) ceiling: Option<Located<u32>>,
     /// How to decide when the store fails. Default: `closed`.
     pub(crate) on_store_error: Option<Located<OnStoreErrorName>>,
+    /// On Cloudflare: the Durable Objects with the records of accounts, as `BINDING/NAME`. A name may have `{account}` and `{hash}`.
+    pub(crate) account_place: Option<Text>,
+    /// On Cloudflare: the Durable Objects with the budgets of addresses, as `BINDING/NAME`. A name may have `{ip}` and `{hash}`.
+    pub(crate) ip_place: Option<Text>,
 }
 
 /// When to raise alerts.

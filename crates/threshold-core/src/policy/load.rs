@@ -173,6 +173,9 @@ impl<'s> Loader<'s> {
             any_listed: !lists.is_empty(),
             lists: Arc::new(lists),
             login: file.login.as_ref().map(|login| Arc::new(self.login(login))),
+            login_places: Arc::new(
+                file.login.as_ref().map(|login| self.login_places(&login.value)).unwrap_or_default(),
+            ),
             alerts: Arc::new(self.alerts(&file.alerts)),
             memory: self.memory(&file.memory),
             envelope,

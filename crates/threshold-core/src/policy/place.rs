@@ -4,13 +4,14 @@
 //! when a request is planned.
 
 use std::fmt::Write as _;
+use std::iter;
 
 use crate::address::AddressGroup;
 use crate::caller::Caller;
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey};
 use crate::limit::NotationError;
-use crate::lockout::{AttemptKeys, LoginRequest};
+use crate::lockout::{AttemptKeys, LoginRequest, canonical_account};
 use crate::plan::Plan;
 use crate::policy::users::encode_where;
 use crate::policy::{Consistency, Identities, Known, Per, Policy, Rule, UserScope};
@@ -29,6 +30,37 @@ const WINDOW: &str = "{window}";
 pub struct RecordPlace {
     binding: Box<str>,
     name: Box<[Piece]>,
+}
+
+/// One of the two budgets of logins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LoginBudget {
+    Account,
+    Ip,
+}
+
+/// The places of the records of logins.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct LoginPlaces {
+    account: Option<RecordPlace>,
+    ip: Option<RecordPlace>,
+}
+
+impl LoginPlaces {
+    /// Sets the place of one of them.
+    ///
+    /// # Errors
+    /// Returns why it cannot have this place.
+    pub(crate) fn set(&mut self, budget: LoginBudget, place: RecordPlace) -> Result<(), String> {
+        if let Some(why) = place.misfit_of_login(budget) {
+            return Err(why);
+        }
+        match budget {
+            LoginBudget::Account => self.account = Some(place),
+            LoginBudget::Ip => self.ip = Some(place),
+        }
+        Ok(())
+    }
 }
 
 /// The place of one record.
@@ -55,14 +87,16 @@ enum Placeholder {
     Tenant,
     User,
     Address,
+    Account,
     Hash,
     Window,
 }
 
-const NAMES: [(&str, Placeholder); 5] = [
+const NAMES: [(&str, Placeholder); 6] = [
     ("tenant", Placeholder::Tenant),
     ("user", Placeholder::User),
     ("ip", Placeholder::Address),
+    ("account", Placeholder::Account),
     ("hash", Placeholder::Hash),
     ("window", Placeholder::Window),
 ];
@@ -126,6 +160,8 @@ impl RecordPlace {
                 Placeholder::Tenant => (scoped || per.contains(&Per::Tenant), "tenant"),
                 Placeholder::User => (per.contains(&Per::User), "user"),
                 Placeholder::Address => (per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))), "ip"),
+                // Only a login has one: see `misfit_of_login`.
+                Placeholder::Account => (false, "account"),
                 Placeholder::Hash | Placeholder::Window => return None,
             };
             (!fits).then(|| format!("the rule is not counted by {name}, so one budget would have many places"))
@@ -171,6 +207,17 @@ impl RecordPlace {
         let begin_alike = own.starts_with(&others) || others.starts_with(&own);
         // Digests of two rules differ.
         self.binding == other.binding && begin_alike && !(self.names_by_hash() && other.names_by_hash())
+    }
+
+    /// Returns why a budget of logins cannot have this place; `None` if it can.
+    fn misfit_of_login(&self, counted: LoginBudget) -> Option<String> {
+        let (own, name) = match counted {
+            LoginBudget::Account => (Placeholder::Account, "account"),
+            LoginBudget::Ip => (Placeholder::Address, "ip"),
+        };
+        let fits = |placeholder: Placeholder| placeholder == own || placeholder == Placeholder::Hash;
+        let misfit = || format!("this budget is counted by {name}, so only {{{name}}} and {{hash}} name its places");
+        (!self.placeholders().all(fits)).then(misfit)
     }
 
     fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
@@ -241,15 +288,30 @@ impl Plan<'_> {
 }
 
 impl LoginRequest<'_> {
-    /// Returns the place of each record that an attempt with these keys can read or change.
+    /// Returns the place of each record that an attempt with these keys can read or change: the penalties of its caller, the account,
+    /// and the budget of its address.
     #[must_use]
     pub fn places<'p>(&self, policy: &'p Policy, keys: &AttemptKeys) -> Vec<Placed<'p>> {
-        let facts = Facts { ip: self.ip, tenant: self.tenant, user: self.user.or(self.account), ..Facts::default() };
-        let caller = Caller::named(&facts, policy);
         let mut places = Vec::new();
-        policy.add_places_of_subjects(&caller, &mut places);
-        places.extend(keys.account.map(|key| Placed::strong(key, None, anchored("account", key))));
-        places.extend(keys.address.map(|key| Placed::strong(key, None, anchored("login", key))));
+        let names = self.names(policy);
+        // Those of the address and the tenant, and those of the user under each name that is looked up.
+        for user in iter::once(None).chain(names.iter().map(|name| Some(name.as_str()))) {
+            let facts = Facts { ip: self.ip, tenant: self.tenant, user, ..Facts::default() };
+            policy.add_places_of_subjects(&Caller::named(&facts, policy), &mut places);
+        }
+        let own = &policy.login_places;
+        let group = self.ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix));
+        let value = |placeholder| match placeholder {
+            Placeholder::Account => self.account.map(|name| written(&canonical_account(name), policy.key())),
+            Placeholder::Address => group.map(|group| group.to_string()),
+            _ => None,
+        };
+        let named = |place: &'p Option<RecordPlace>, kind: &str, key| {
+            let place = place.as_ref();
+            Placed::strong(key, place, place.map_or_else(|| anchored(kind, key), |place| place.name(key, value)))
+        };
+        places.extend(keys.account.map(|key| named(&own.account, "account", key)));
+        places.extend(keys.address.map(|key| named(&own.ip, "login", key)));
         places
     }
 }
@@ -292,6 +354,14 @@ fn eventual_name(name: String, key: Digest) -> String {
 }
 
 impl Policy {
+    /// Returns the bindings that the places of logins name; `None` for records without a place. Empty without `[login]`.
+    #[must_use]
+    pub fn login_bindings(&self) -> Vec<Option<&str>> {
+        let LoginPlaces { account, ip } = &*self.login_places;
+        let places = [account, ip].into_iter().filter(|_| self.login().is_some());
+        places.map(|place| place.as_ref().map(RecordPlace::binding)).collect()
+    }
+
     fn place_of<'p>(&'p self, rule: &'p Rule, key: Digest, caller: &Caller<'_>) -> Placed<'p> {
         let place = rule.place.as_ref();
         let is_eventual = rule.consistency == Consistency::Eventual;
@@ -323,10 +393,15 @@ impl Policy {
             None => floored(caller.group()),
         };
         match placeholder {
+            // A user without a tenant is the same one from every address.
+            Placeholder::Tenant if !rule.per.contains(&Per::Tenant) && caller.user.is_some() => {
+                Some(caller.tenant.map_or_else(String::new, |tenant| written(tenant, self.key())))
+            }
             Placeholder::Tenant => named(caller.tenant),
             Placeholder::User => named(caller.user),
             Placeholder::Address => caller.narrowest_group(&rule.per).map(|group| group.to_string()),
-            Placeholder::Hash | Placeholder::Window => None,
+            // A rule is not counted by account, which is refused where the policy is loaded.
+            Placeholder::Account | Placeholder::Hash | Placeholder::Window => None,
         }
     }
 
@@ -399,6 +474,13 @@ mod tests {
 
     fn policy() -> Policy {
         Policy::parse(POLICY, &|_| None).unwrap()
+    }
+
+    /// Users belong to tenants, and so do the places of budgets that are counted by user alone.
+    fn scoped_policy() -> Policy {
+        let text = POLICY.replace("ipv6_prefix = 64", "user_scope = 'tenant'");
+        let text = text.replace("RATE_LIMITER/ratelimit:{user}", "RATE_LIMITER/{tenant}:ratelimit:{user}");
+        Policy::parse(&text, &|_| None).unwrap()
     }
 
     /// Returns the binding and name of each record of a request, in the order of the rules.
@@ -502,14 +584,54 @@ mod tests {
         assert!(found(&"{".repeat(96)).0.len() <= 512);
     }
 
+    #[cfg(feature = "login")]
+    #[test]
+    fn a_login_has_a_place_for_each_name_of_its_caller_and_for_both_budgets() {
+        let policy = format!(
+            "{POLICY}\n[lists]\ndeny = ['user:EVE']\n[login]\nip_place = 'SESSIONS/auth:ip:{{ip}}'\n\
+             account_place = 'SESSIONS/auth:user:{{account}}'"
+        );
+        let policy = Policy::parse(&policy, &|_| None).unwrap();
+        let secrets = crate::Secrets::new(crate::Secret::new(&[9; 32]).unwrap());
+        let ip = Some([203, 0, 113, 7].into());
+        let (id, tenant) = (crate::TraceId::from_u128(1), Some("acme"));
+        for (account, user) in [(Some(" Eve"), None), (Some("Eve"), Some("u1")), (None, None)] {
+            let login = LoginRequest { account, user, ip, tenant, ..LoginRequest::default() };
+            let keys = login.attempt_keys(&policy, &secrets, id);
+            let places = login.places(&policy, &keys);
+            // A penalty that cannot be looked up refuses every login of its caller.
+            for check in login.penalty_checks(&policy, id) {
+                for subject in check.subjects() {
+                    assert!(places.iter().any(|placed| placed.key == subject.key()), "{account:?} {user:?}");
+                }
+            }
+            let at = |key: Option<Digest>| {
+                let placed = places.iter().find(|placed| Some(placed.key) == key)?;
+                Some(format!("{}/{}", placed.binding.unwrap_or("-"), placed.name))
+            };
+            assert_eq!(at(keys.account), account.map(|_| "SESSIONS/auth:user:eve".to_owned()));
+            assert_eq!(at(keys.address).as_deref(), Some("SESSIONS/auth:ip:203.0.113.7"));
+        }
+        assert_eq!(policy.login_bindings(), [Some("SESSIONS"), Some("SESSIONS")]);
+        for (place, message) in [
+            ("account_place = 'X/{ip}'", "only {account} and {hash} name its places"),
+            ("ip_place = 'X/{account}'", "only {ip} and {hash} name its places"),
+            ("ip_place = '{ip}'", "the binding is missing"),
+        ] {
+            let error = Policy::parse(&format!("[login]\n{place}"), &|_| None).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
     proptest! {
         /// One record is in one place, whatever request asks for it, and every key of a plan has a place. Woken by naming the
         /// standing of a subject by the first rule that the request has met.
         #[test]
         fn a_name_follows_from_the_key(
             requests in prop::collection::vec((0_u8..3, 0_u8..3, 0_u8..3, 0_u8..2), 1..20),
+            scoped in any::<bool>(),
         ) {
-            let policy = policy();
+            let policy = if scoped { scoped_policy() } else { policy() };
             let mut known: BTreeMap<Digest, (Option<String>, String)> = BTreeMap::new();
             for (tenant, user, host, path) in requests {
                 let (tenant, user) = (["", "a", "b"][usize::from(tenant)], ["", "a", "b"][usize::from(user)]);

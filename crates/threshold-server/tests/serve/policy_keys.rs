@@ -14,10 +14,12 @@ use toml::Table;
 use cases::{Case, cases};
 
 /// Keys without an effect on decisions, and why they exist.
-const EXCEPTIONS: [(&str, &str); 4] = [
+const EXCEPTIONS: [(&str, &str); 6] = [
     ("allow", "silences findings of lint"),
     ("rule.allow", "silences findings of lint"),
     ("rule.place", "the name of a Durable Object, which the tests of the Worker check"),
+    ("login.account_place", "the name of a Durable Object, which the tests of the Worker check"),
+    ("login.ip_place", "the name of a Durable Object, which the tests of the Worker check"),
     ("alerts.", "warned of at the start until alerts work: alerts_cause_a_warning_at_the_start"),
 ];
 

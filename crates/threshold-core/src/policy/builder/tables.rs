@@ -129,4 +129,16 @@ impl LoginBuilder {
         self.file.on_store_error = name(on_store_error);
         self
     }
+
+    /// Sets the Durable Objects with the records of accounts on Cloudflare, as `BINDING/NAME`. Default: by digest.
+    pub fn account_place(mut self, place: impl Into<String>) -> Self {
+        self.file.account_place = Some(text(place));
+        self
+    }
+
+    /// Sets the Durable Objects with the budgets of addresses on Cloudflare, as `BINDING/NAME`. Default: by digest.
+    pub fn ip_place(mut self, place: impl Into<String>) -> Self {
+        self.file.ip_place = Some(text(place));
+        self
+    }
 }

@@ -184,7 +184,7 @@ fn print_ladder(entries: &mut Entries<'_>, file: &mut LadderFile) {
 }
 
 fn print_login(entries: &mut Entries<'_>, file: &mut LoginFile) {
-    let LoginFile { account, ip, locks, ceiling, on_store_error } = file;
+    let LoginFile { account, ip, locks, ceiling, on_store_error, account_place, ip_place } = file;
     entries.value("account", account);
     entries.value("ip", ip);
     if let Some(locks) = locks {
@@ -192,6 +192,8 @@ fn print_login(entries: &mut Entries<'_>, file: &mut LoginFile) {
     }
     entries.value("ceiling", ceiling);
     entries.value("on_store_error", on_store_error);
+    entries.value("account_place", account_place);
+    entries.value("ip_place", ip_place);
 }
 
 fn print_lists(entries: &mut Entries<'_>, file: &mut ListsFile) {

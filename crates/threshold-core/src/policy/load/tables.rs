@@ -13,6 +13,7 @@ use crate::policy::file::{
     AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text,
 };
 use crate::policy::lists::{ListEntry, Listed, Lists};
+use crate::policy::place::{LoginBudget, LoginPlaces};
 use crate::policy::{Alert, AlertOn, Alerts, Identity, Memory, check};
 use crate::time::Span;
 
@@ -129,6 +130,23 @@ impl Loader<'_> {
             login.on_store_error = mode.value.into();
         }
         login
+    }
+
+    pub(super) fn login_places(&mut self, file: &LoginFile) -> LoginPlaces {
+        let mut places = LoginPlaces::default();
+        let written = [(LoginBudget::Account, &file.account_place), (LoginBudget::Ip, &file.ip_place)];
+        for (budget, text) in written.into_iter().filter_map(|(budget, text)| Some((budget, text.as_ref()?))) {
+            let Some(place) = self.place(text) else { continue };
+            if let Err(why) = places.set(budget, place) {
+                self.error(
+                    "bad-place",
+                    text.span.clone(),
+                    why,
+                    "every attempt on one budget must find it in one place",
+                );
+            }
+        }
+        places
     }
 
     /// Reports a table whose feature is off.
