@@ -24,6 +24,7 @@
 mod answer;
 mod error;
 mod limit;
+mod login;
 mod names;
 mod read;
 mod request;
@@ -36,6 +37,7 @@ mod write;
 pub use answer::Answer;
 pub use error::{ApiError, ErrorBody, to_json};
 pub use limit::{LimitAnswer, LimitBody, LimitCall};
+pub use login::{AttemptAnswer, AttemptBody, ResultAnswer, ResultBody};
 pub use names::{Address, LayerName, layer_named, unknown_layer};
 pub(crate) use read::{Object, field_of};
 pub use read::{read, read_requests};
