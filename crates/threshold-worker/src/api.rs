@@ -1,11 +1,13 @@
 //! The HTTP API for Workers: `/v1/check` and `/v1/limit`, with the parsing and the answers of the server.
 
+mod login;
+
 use futures_util::StreamExt as _;
-use http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, Method};
 use subtle::ConstantTimeEq as _;
-use threshold_core::TraceId;
 use threshold_core::plan::Verb;
+use threshold_core::{Secrets, TraceId};
 use threshold_limiter::api::{Answer, ApiError, LimitCall, Requests, read_requests, refuse_waiting};
 use worker::{Headers, HttpRequest, Response, Result};
 
@@ -23,6 +25,25 @@ enum Call {
     Check,
     /// A decision on one limit, without a policy.
     Limit,
+    /// A login before its secret is checked.
+    LoginAttempt,
+    /// A login after its secret was checked.
+    LoginResult,
+}
+
+/// The answer to a call.
+#[derive(Debug)]
+struct Reply {
+    status: u16,
+    /// The seconds after which to call again.
+    retry_after: Option<u64>,
+    body: Vec<u8>,
+}
+
+impl Reply {
+    fn new(status: u16, body: Vec<u8>) -> Self {
+        Self { status, retry_after: None, body }
+    }
 }
 
 impl Call {
@@ -30,13 +51,15 @@ impl Call {
         match path {
             "/v1/check" => Some(Self::Check),
             "/v1/limit" | "/check" => Some(Self::Limit),
+            "/v1/login/attempt" => Some(Self::LoginAttempt),
+            "/v1/login/result" => Some(Self::LoginResult),
             _ => None,
         }
     }
 
     fn method(self) -> Method {
         match self {
-            Self::Check | Self::Limit => Method::POST,
+            Self::Check | Self::Limit | Self::LoginAttempt | Self::LoginResult => Method::POST,
         }
     }
 
@@ -44,12 +67,15 @@ impl Call {
         self,
         limiter: &ObjectLimiter,
         tenants: Option<&Tenants>,
+        secrets: &Secrets,
         query: Option<&str>,
         body: &[u8],
-    ) -> core::result::Result<(u16, Vec<u8>), ApiError> {
+    ) -> core::result::Result<Reply, ApiError> {
         match self {
-            Self::Check => check(limiter, tenants, query, body).await,
-            Self::Limit => limit(limiter, body).await,
+            Self::Check => check(limiter, tenants, query, body).await.map(|(status, body)| Reply::new(status, body)),
+            Self::Limit => limit(limiter, body).await.map(|(status, body)| Reply::new(status, body)),
+            Self::LoginAttempt => login::attempt(limiter, secrets, body).await,
+            Self::LoginResult => login::result(limiter, secrets, body).await,
         }
     }
 }
@@ -66,6 +92,7 @@ pub(crate) fn has_token(headers: &HeaderMap, config: &Config) -> bool {
 pub(crate) async fn answer(
     limiter: &ObjectLimiter,
     tenants: Option<&Tenants>,
+    secrets: &Secrets,
     request: HttpRequest,
 ) -> Result<Response> {
     let Some(call) = Call::of(request.uri().path()) else {
@@ -81,8 +108,14 @@ pub(crate) async fn answer(
     let Some(body) = read(request).await? else {
         return refuse(&ApiError::new(413, "body_too_large", format!("a body has at most {MAX_BODY} bytes")));
     };
-    match call.answer(limiter, tenants, query.as_deref(), &body).await {
-        Ok((status, body)) => json(status, body),
+    match call.answer(limiter, tenants, secrets, query.as_deref(), &body).await {
+        Ok(Reply { status, retry_after, body }) => {
+            let answer = json(status, body)?;
+            if let Some(wait) = retry_after {
+                answer.headers().set(RETRY_AFTER.as_str(), &wait.to_string())?;
+            }
+            Ok(answer)
+        }
         Err(error) => refuse(&error),
     }
 }
@@ -144,7 +177,12 @@ async fn limit(limiter: &ObjectLimiter, body: &[u8]) -> core::result::Result<(u1
 }
 
 fn refuse(error: &ApiError) -> Result<Response> {
-    json(error.status, error.to_json().into_bytes())
+    let refused = json(error.status, error.to_json().into_bytes())?;
+    if error.status == 503 {
+        // An object that has failed is started again by the next call.
+        refused.headers().set(RETRY_AFTER.as_str(), "1")?;
+    }
+    Ok(refused)
 }
 
 fn json(status: u16, body: Vec<u8>) -> Result<Response> {

@@ -59,9 +59,9 @@ pub enum ConfigError {
     )]
     NoUpstream,
     /// A rule names a binding that is not a namespace of Durable Objects.
-    #[error("the rule \"{rule}\" needs the binding {binding} of a Durable Object")]
+    #[error("{rule} needs the binding {binding} of a Durable Object")]
     NoObjects {
-        /// The name of the rule.
+        /// The rule, or `[login]`.
         rule: String,
         /// The name of the binding.
         binding: String,
@@ -109,7 +109,16 @@ impl Config {
         for rule in policy.rules() {
             let binding = rule.place.as_ref().map_or(DEFAULT_BINDING, RecordPlace::binding);
             if env.durable_object(binding).is_err() {
-                return Err(ConfigError::NoObjects { rule: rule.name.to_string(), binding: binding.to_owned() });
+                return Err(ConfigError::NoObjects {
+                    rule: format!("the rule \"{}\"", rule.name),
+                    binding: binding.to_owned(),
+                });
+            }
+        }
+        for binding in policy.login_bindings() {
+            let binding = binding.unwrap_or(DEFAULT_BINDING);
+            if env.durable_object(binding).is_err() {
+                return Err(ConfigError::NoObjects { rule: "[login]".to_owned(), binding: binding.to_owned() });
             }
         }
         Ok(())

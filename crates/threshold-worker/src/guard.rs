@@ -111,9 +111,9 @@ impl Guard {
         runtime: &Arc<EventRuntime>,
     ) -> worker::Result<worker::Response> {
         let upstream = match entry {
-            Entry::Api => return api::answer(&self.limiter, self.tenants.as_ref(), request).await,
+            Entry::Api => return api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, request).await,
             Entry::Fetch if api::has_token(request.headers(), &self.config) => {
-                return api::answer(&self.limiter, self.tenants.as_ref(), request).await;
+                return api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, request).await;
             }
             Entry::Fetch => match Upstream::of(env, &self.config) {
                 Some(upstream) => upstream,

@@ -5,6 +5,7 @@
 
 mod check;
 mod classes;
+pub(crate) mod moving;
 mod packed;
 pub mod records;
 mod rows;
@@ -52,6 +53,7 @@ impl Object {
         match (request.method(), request.path().as_str()) {
             (Method::Post, COMMAND) => self.command(request).await,
             (Method::Post, CHECK) => self.check(request).await,
+            (Method::Post, moving::READ | moving::WRITE | moving::DELETE) => self.carry(request).await,
             _ => Response::error("not found", 404),
         }
     }
@@ -90,6 +92,26 @@ impl Object {
         }
     }
 
+    /// Moves records out of this object or into it.
+    async fn carry(&self, mut request: Request) -> Result<Response> {
+        let (now, path) = (self.now(&request), request.path());
+        let Some(asked) = moving::from_bytes(&request.bytes().await?) else {
+            return Response::error("no records", 400);
+        };
+        let carried = self.database.open().and_then(|()| {
+            let mut records = ObjectRecords::new(&self.database);
+            let found = records.carry(&path, asked, now)?;
+            Ok((found, self.save(records)?))
+        });
+        match carried {
+            Ok((found, until)) => {
+                self.schedule(until, now).await?;
+                Response::from_bytes(moving::to_bytes(&found))
+            }
+            Err(error) => Response::error(error.to_string(), 500),
+        }
+    }
+
     #[cfg(feature = "vectors")]
     fn now(&self, request: &Request) -> Timestamp {
         let given = request.headers().get(NOW).ok().flatten().and_then(|micros| micros.parse().ok());
@@ -110,6 +132,11 @@ impl Object {
         self.database.open()?;
         let mut records = ObjectRecords::new(&self.database);
         let answer = execute(command, &mut records, now)?;
+        Ok((answer, self.save(records)?))
+    }
+
+    /// Writes what has changed. Returns its latest end.
+    fn save(&self, records: ObjectRecords<'_, Database>) -> core::result::Result<Option<Timestamp>, RowError> {
         let changes = records.into_changes();
         let until = changes.iter().filter_map(|(_, change)| match change {
             Change::Write { until, .. } => Some(*until),
@@ -117,7 +144,7 @@ impl Object {
         });
         let until = until.max();
         self.database.write(changes)?;
-        Ok((answer, until))
+        Ok(until)
     }
 
     /// Makes sure that a clean-up comes after the latest record has ended, or after a day. Setting an alarm is billed like a row, so

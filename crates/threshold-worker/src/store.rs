@@ -1,6 +1,7 @@
 //! The store of a Worker: Durable Objects, each with the records of one identity.
 
 mod places;
+mod rekey;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,15 +81,31 @@ impl ObjectStore {
         Call { store: self, objects: Mutex::default() }
     }
 
+    /// Returns the binding and the name of the object of a key that was planned lately.
+    pub(crate) fn named(&self, key: Digest) -> Option<(String, String)> {
+        self.place(key).map(|object| (object.binding.clone(), object.name.clone()))
+    }
+
+    /// Remembers the object of a key.
+    pub(crate) fn learn(&self, key: Digest, binding: &str, name: String) {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).insert(key, binding, name);
+    }
+
     fn place(&self, key: Digest) -> Option<Arc<Object>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner).get(key)
     }
 
     /// Sends a command to an object and waits for its answer, at most until the deadline.
     async fn send(&self, object: Arc<Object>, command: Command) -> Result<Answer, StoreError> {
+        let bytes = self.exchange(&object, COMMAND, &command.to_bytes(Format::PRESENT)).await?;
+        Answer::from_bytes(&bytes).map_err(|_| StoreError::Unavailable)
+    }
+
+    /// Sends a body to a path of an object and waits for its answer, at most until the deadline.
+    async fn exchange(&self, object: &Object, path: &str, body: &[u8]) -> Result<Vec<u8>, StoreError> {
         SendFuture::new(async move {
             let deadline = Delay::from(DEADLINE);
-            let sent = std::pin::pin!(self.fetch(&object, &command));
+            let sent = std::pin::pin!(self.fetch(object, path, body));
             match select(sent, std::pin::pin!(deadline)).await {
                 Either::Left((answered, _)) => answered,
                 Either::Right(_) => Err(StoreError::Timeout),
@@ -97,8 +114,8 @@ impl ObjectStore {
         .await
     }
 
-    async fn fetch(&self, object: &Object, command: &Command) -> Result<Answer, StoreError> {
-        let mut response = match self.ask(object, command).await {
+    async fn fetch(&self, object: &Object, path: &str, body: &[u8]) -> Result<Vec<u8>, StoreError> {
+        let mut response = match self.ask(object, path, body).await {
             Ok(response) => response,
             Err(error) => {
                 let text = error.to_string();
@@ -111,23 +128,20 @@ impl ObjectStore {
             }
         };
         match response.status_code() {
-            200 => {
-                let bytes = response.bytes().await.map_err(|_| StoreError::Timeout)?;
-                Answer::from_bytes(&bytes).map_err(|_| StoreError::Unavailable)
-            }
+            200 => response.bytes().await.map_err(|_| StoreError::Timeout),
             507 => Err(StoreError::Full),
             // It has answered that it did not execute the command.
             _ => Err(StoreError::Unavailable),
         }
     }
 
-    async fn ask(&self, object: &Object, command: &Command) -> worker::Result<Response> {
+    async fn ask(&self, object: &Object, path: &str, body: &[u8]) -> worker::Result<Response> {
         let namespace = self.env.durable_object(&object.binding)?;
         #[cfg(not(feature = "vectors"))]
         let stub = namespace.get_by_name(&object.name)?;
         #[cfg(feature = "vectors")]
         let stub = namespace.get_by_name(&format!("{}{}", self.prefix, object.name))?;
-        let body = js_sys::Uint8Array::from(command.to_bytes(Format::PRESENT).as_slice());
+        let body = js_sys::Uint8Array::from(body);
         let mut init = RequestInit::new();
         init.with_method(Method::Post).with_body(Some(body.into()));
         #[cfg(feature = "vectors")]
@@ -137,7 +151,7 @@ impl ObjectStore {
             init.with_headers(headers);
         }
         // Only the path is read; a URL needs a host.
-        stub.fetch_with_request(Request::new_with_init(&format!("https://object{COMMAND}"), &init)?).await
+        stub.fetch_with_request(Request::new_with_init(&format!("https://object{path}"), &init)?).await
     }
 }
 
@@ -169,7 +183,10 @@ impl Store for ObjectStore {
     }
 
     async fn execute(&self, command: Command, _: Timestamp) -> Result<Answer, StoreError> {
-        partitioned::execute(&self.call(), command).await
+        match command {
+            Command::Rekey(moves) => self.rekey(moves).await,
+            command => partitioned::execute(&self.call(), command).await,
+        }
     }
 
     /// Fails: Cloudflare has no way to ask all objects.

@@ -102,6 +102,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         previous.under(plan.policy(), |policy| {
             // With the same id, by which shards are chosen.
             let old = policy.plan_for(plan.verb(), &Facts { trace: plan.trace(), ..*facts }).ok()?;
+            self.store.learn_places(&mut || old.places(facts));
             let mut rekeyed = Box::<KeyMoves>::default();
             plan.add_moves_from(&old, &mut rekeyed);
             Some(rekeyed)
@@ -141,6 +142,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let new = request.attempt_keys(policy, &self.secrets, id);
         let rekeyed = previous.under(policy, |policy| {
             let old = request.attempt_keys(policy, &self.secrets, id);
+            self.store.learn_places(&mut || request.places(policy, &old));
             let mut rekeyed = KeyMoves::default();
             rekeyed.accounts.extend(old.account.zip(new.account));
             let limit = Limit::from(login.ip);

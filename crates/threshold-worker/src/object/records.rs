@@ -65,6 +65,12 @@ pub trait Rows {
     /// Fails where the database does.
     fn read(&self, key: RowKey) -> Result<Option<Vec<u8>>, RowError>;
 
+    /// Returns when a row may be deleted; `None` if there is none.
+    ///
+    /// # Errors
+    /// Fails where the database does.
+    fn until(&self, key: RowKey) -> Result<Option<Timestamp>, RowError>;
+
     /// Returns the reservation row whose time is over for longest, of those that are not in `except`.
     ///
     /// # Errors
@@ -118,7 +124,23 @@ impl<'r, R: Rows> ObjectRecords<'r, R> {
         })
     }
 
-    fn write(&mut self, kind: Kind, id: u128, bytes: Vec<u8>, until: Timestamp) {
+    /// Returns a row and its end.
+    pub(super) fn row(&self, key: RowKey) -> Result<Option<(Vec<u8>, Timestamp)>, RowError> {
+        Ok(match self.changes.get(&key) {
+            Some(Change::Write { bytes, until }) => Some((bytes.clone(), *until)),
+            Some(Change::Delete) => None,
+            None => self.rows.read(key)?.zip(self.rows.until(key)?),
+        })
+    }
+
+    pub(super) fn remove(&mut self, kind: Kind, id: u128) -> Result<(), RowError> {
+        if kind == Kind::Balance {
+            self.packed()?.remove(Digest::from_u128(id));
+        }
+        self.delete(kind, id)
+    }
+
+    pub(super) fn write(&mut self, kind: Kind, id: u128, bytes: Vec<u8>, until: Timestamp) {
         self.changes.insert(RowKey { kind, id }, Change::Write { bytes, until });
     }
 
@@ -139,7 +161,7 @@ impl<'r, R: Rows> ObjectRecords<'r, R> {
         Ok(self.packed.insert(packed))
     }
 
-    fn balance(&mut self, key: Digest) -> Result<Balance, RowError> {
+    pub(super) fn balance(&mut self, key: Digest) -> Result<Balance, RowError> {
         if let Some(bytes) = self.packed()?.get(key) {
             return Ok(Balance::from_bytes(bytes)?);
         }
@@ -147,7 +169,7 @@ impl<'r, R: Rows> ObjectRecords<'r, R> {
         Ok(self.read(own, Balance::from_bytes)?.unwrap_or_default())
     }
 
-    fn save_balance(&mut self, key: Digest, balance: &Balance, now: Timestamp) -> Result<(), RowError> {
+    pub(super) fn save_balance(&mut self, key: Digest, balance: &Balance, now: Timestamp) -> Result<(), RowError> {
         let (bytes, until) = (balance.to_bytes(Format::PRESENT), balance.silent_from());
         if until <= now {
             // It says the same as no balance.
@@ -186,8 +208,7 @@ impl<R: Rows> Records for ObjectRecords<'_, R> {
     }
 
     fn forget_balance(&mut self, key: Digest) -> Result<(), RowError> {
-        self.packed()?.remove(key);
-        self.delete(Kind::Balance, key.to_u128())
+        self.remove(Kind::Balance, key.to_u128())
     }
 
     fn standing(&mut self, key: Digest) -> Result<Option<Standing>, RowError> {
@@ -254,8 +275,12 @@ impl<R: Rows> Records for ObjectRecords<'_, R> {
     fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), RowError> {
         if let Some(mut known) = self.account(AccountKey::Own(account))? {
             change.apply(&mut known);
-            // The login settings are not known here. The account is written again, with its own end, by the next attempt.
-            self.write(Kind::Account, account.to_u128(), known.to_bytes(Format::PRESENT), Timestamp::MAX);
+            // Both changes forget all failures, so that no ceiling is reached, whatever the settings.
+            let until = known.silent_from(&Login::default().without_ceiling());
+            if until == Timestamp::EPOCH {
+                return self.delete(Kind::Account, account.to_u128());
+            }
+            self.write(Kind::Account, account.to_u128(), known.to_bytes(Format::PRESENT), until);
         }
         Ok(())
     }
@@ -266,10 +291,10 @@ impl<R: Rows> Records for ObjectRecords<'_, R> {
             MovedRecord::Account => Kind::Account,
         };
         let (from, to) = (RowKey { kind, id: old.to_u128() }, RowKey { kind, id: new.to_u128() });
-        let Some(bytes) = self.read(from, |bytes| Ok(bytes.to_vec()))? else { return Ok(()) };
+        let Some((bytes, until)) = self.row(from)? else { return Ok(()) };
         self.changes.insert(from, Change::Delete);
         if self.read(to, |_| Ok(()))?.is_none() {
-            self.write(kind, new.to_u128(), bytes, Timestamp::MAX);
+            self.write(kind, new.to_u128(), bytes, until);
         }
         Ok(())
     }
@@ -300,5 +325,90 @@ impl<R: Rows> ObjectRecords<'_, R> {
     fn control(&self) -> Result<ControlLog, RowError> {
         let key = RowKey { kind: Kind::Control, id: 0 };
         Ok(self.read(key, ControlLog::from_bytes)?.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use threshold_core::command::{Answer, Command, KeyMoves, execute};
+    use threshold_core::lockout::{AttemptOutcome, LoginRequest};
+    use threshold_core::{Policy, Secret, Secrets};
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+    /// Rows in memory.
+    #[derive(Default)]
+    struct Map(BTreeMap<RowKey, (Vec<u8>, Timestamp)>);
+
+    impl Map {
+        fn run(&mut self, command: &Command) -> Answer {
+            let mut records = ObjectRecords::new(&*self);
+            let answer = execute(command, &mut records, NOW).unwrap();
+            for (key, change) in records.into_changes() {
+                match change {
+                    Change::Write { bytes, until } => self.0.insert(key, (bytes, until)),
+                    Change::Delete => self.0.remove(&key),
+                };
+            }
+            answer
+        }
+
+        fn until(&self, kind: Kind) -> Option<Timestamp> {
+            self.0.iter().find(|(key, _)| key.kind == kind).map(|(_, (_, until))| *until)
+        }
+    }
+
+    impl Rows for Map {
+        fn read(&self, key: RowKey) -> Result<Option<Vec<u8>>, RowError> {
+            Ok(self.0.get(&key).map(|(bytes, _)| bytes.clone()))
+        }
+
+        fn until(&self, key: RowKey) -> Result<Option<Timestamp>, RowError> {
+            Ok(self.0.get(&key).map(|(_, until)| *until))
+        }
+
+        fn first_expired(&self, _: Timestamp, _: &[u128]) -> Result<Option<(u128, Vec<u8>)>, RowError> {
+            Ok(None)
+        }
+    }
+
+    /// Fails an attempt on an account of this object, and returns the digest of the account.
+    fn fail(rows: &mut Map, login: &Login) -> Digest {
+        let policy = Policy::parse("[login]", &|_| None).unwrap();
+        let secrets = Secrets::new(Secret::new(&[9; 32]).unwrap());
+        let request = LoginRequest { account: Some("ada"), ..LoginRequest::default() };
+        let keys = request.attempt_keys(&policy, &secrets, TraceId::from_u128(7));
+        let begun = rows.run(&Command::BeginLogin { login: login.clone(), keys });
+        let Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), .. } = begun else { panic!("{begun:?}") };
+        let ended = Command::EndLogin { login: login.clone(), attempt, success: false, nonce: TraceId::default() };
+        rows.run(&ended);
+        keys.account.unwrap()
+    }
+
+    /// It stayed for ever: an object that has one such row is never empty.
+    #[test]
+    fn the_row_of_a_pardoned_account_ends() {
+        let mut rows = Map::default();
+        let account = fail(&mut rows, &Login::default());
+        assert!(rows.until(Kind::Account).is_some_and(|until| until > NOW && until < Timestamp::MAX));
+        rows.run(&Command::ChangeAccount { account, change: AccountChange::Lift });
+        assert_eq!(rows.until(Kind::Account), None, "nothing is left to remember");
+        // A reset is remembered: the tokens of devices from before it must stay unknown.
+        fail(&mut rows, &Login::default());
+        rows.run(&Command::ChangeAccount { account, change: AccountChange::Reset });
+        assert_eq!(rows.until(Kind::Account), Some(Timestamp::MAX));
+    }
+
+    #[test]
+    fn a_record_that_moves_to_another_key_keeps_its_end() {
+        let mut rows = Map::default();
+        let old = fail(&mut rows, &Login::default());
+        let until = rows.until(Kind::Account);
+        let new = Digest::from_u128(1);
+        rows.run(&Command::Rekey(KeyMoves { accounts: vec![(old, new)], ..KeyMoves::default() }));
+        assert_eq!((rows.until(Kind::Account), rows.0.len()), (until, 1));
+        assert!(until.is_some_and(|until| until < Timestamp::MAX));
     }
 }

@@ -66,11 +66,7 @@ impl Database {
         self.run("DELETE FROM records WHERE until <= ? AND kind <> ?", vec![millis(now), reservations.into()])?;
         let cursor = self.sql.exec("SELECT MAX(until) FROM records", None).map_err(failed)?;
         let latest = cursor.raw().next().transpose().map_err(failed)?;
-        Ok(latest.and_then(|row| match row.first() {
-            Some(SqlStorageValue::Integer(millis)) => Some(from_millis(*millis)),
-            Some(SqlStorageValue::Float(millis)) => Some(from_millis(whole(*millis))),
-            _ => None,
-        }))
+        Ok(latest.and_then(|row| time(row.first())))
     }
 
     fn run(&self, statement: &str, values: Vec<SqlStorageValue>) -> Result<(), RowError> {
@@ -84,6 +80,13 @@ impl Rows for Database {
         let cursor = self.sql.exec(query, vec![kind_of(key), id_of(key)]).map_err(failed)?;
         let row = cursor.raw().next().transpose().map_err(failed)?;
         row.map(|row| blob(row.into_iter().next())).transpose()
+    }
+
+    fn until(&self, key: RowKey) -> Result<Option<Timestamp>, RowError> {
+        let query = "SELECT until FROM records WHERE kind = ? AND id = ?";
+        let cursor = self.sql.exec(query, vec![kind_of(key), id_of(key)]).map_err(failed)?;
+        let row = cursor.raw().next().transpose().map_err(failed)?;
+        Ok(row.and_then(|row| time(row.first())))
     }
 
     fn first_expired(&self, now: Timestamp, except: &[u128]) -> Result<Option<(u128, Vec<u8>)>, RowError> {
@@ -112,6 +115,14 @@ impl fmt::Debug for Database {
 #[expect(clippy::needless_pass_by_value, reason = "it is given to `map_err`")]
 fn failed(error: worker::Error) -> RowError {
     RowError::Database(error.to_string())
+}
+
+fn time(value: Option<&SqlStorageValue>) -> Option<Timestamp> {
+    match value {
+        Some(SqlStorageValue::Integer(millis)) => Some(from_millis(*millis)),
+        Some(SqlStorageValue::Float(millis)) => Some(from_millis(whole(*millis))),
+        _ => None,
+    }
 }
 
 fn blob(value: Option<SqlStorageValue>) -> Result<Vec<u8>, RowError> {
