@@ -27,6 +27,8 @@
 //! | [`Outcome`] | the result of settling: what was found, charged and changed |
 //! | [`Decision`], [`Verdict`] | the result for the caller: allow, warn, slow down, deny or ban, with its reasons |
 //! | [`Reading`] | the figures of one limit in a decision: limit, remaining, reset time |
+//! | [`event::Event`] | what is recorded of a denial, a warning or a strike |
+//! | [`alert::Episode`] | the time in which a count of events stays at an alert's threshold |
 //! | violation | a request that exceeds an enforced limit |
 //! | subject | an identity that is punished for violations, on all paths and under all rules |
 //! | strike | a violation that counts against a subject |
@@ -73,6 +75,7 @@
 //! ```
 
 pub mod address;
+pub mod alert;
 pub mod balance;
 pub mod bill;
 mod caller;
@@ -82,6 +85,7 @@ pub mod codec;
 pub mod command;
 pub mod control;
 pub mod decision;
+pub mod event;
 pub mod explain;
 pub mod facts;
 pub mod headers;
@@ -106,6 +110,7 @@ pub use bill::{Bill, OwnedBill};
 pub use codec::{BytesError, Format};
 pub use command::{Answer, Command, Records};
 pub use decision::{Decision, Reading, Readings, Verdict};
+pub use event::Event;
 pub use facts::Facts;
 pub use key::{Digest, DigestKey, Partition, TraceId};
 pub use ladder::Standing;

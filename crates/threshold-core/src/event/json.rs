@@ -1,0 +1,296 @@
+//! Events as JSON.
+
+use serde_json::{Map, Value, json};
+
+use super::{Event, EventId, MAX_BATCH, MAX_TEXT, Strike};
+use crate::decision::Verdict;
+use crate::key::TraceId;
+use crate::policy::Layer;
+use crate::text::printable;
+use crate::time::Timestamp;
+
+/// Why a text is no event.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+#[non_exhaustive]
+pub struct EventError {
+    /// The field: `layer`, or `3.layer` in a batch. Empty for the whole text.
+    pub field: Box<str>,
+    /// What is wrong.
+    pub message: Box<str>,
+}
+
+impl EventError {
+    fn new(field: &str, message: impl Into<Box<str>>) -> Self {
+        Self { field: field.into(), message: message.into() }
+    }
+}
+
+impl Event {
+    /// Writes the event as JSON, on one line. Characters that terminals interpret are escaped.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let strike = self.strike.as_ref();
+        let value = json!({
+            "id": self.id.to_string(),
+            "at": millis(self.at),
+            "layer": self.layer.map(Layer::name),
+            "blocked": self.blocked,
+            "tenant": self.tenant,
+            "userId": self.user_id,
+            "endpoint": self.endpoint,
+            "ip": self.ip,
+            "rule": self.rule,
+            "verdict": self.verdict.name(),
+            "count": self.count,
+            "subject": strike.map(|strike| &strike.subject),
+            "strikes": strike.map(|strike| strike.strikes),
+            "shadowUntil": strike.and_then(|strike| strike.shadow_until).map(millis),
+            "bannedUntil": strike.and_then(|strike| strike.banned_until).map(millis),
+            "traceId": self.trace.to_string(),
+        });
+        printable(&value.to_string()).into_owned()
+    }
+
+    /// Reads an event. All fields but `id`, `at` and `blocked` may be left out; a field without a meaning is an error.
+    ///
+    /// # Errors
+    /// Fails with the first field that is missing, unknown or has a wrong value.
+    pub fn from_json(text: &str) -> Result<Self, EventError> {
+        Self::read(parse(text)?)
+    }
+
+    /// Writes a batch: a JSON array of events, as `POST /v1/events` takes it.
+    #[must_use]
+    pub fn batch_to_json<'e>(events: impl IntoIterator<Item = &'e Self>) -> String {
+        let events: Vec<String> = events.into_iter().map(Self::to_json).collect();
+        format!("[{}]", events.join(","))
+    }
+
+    /// Reads a batch of at most [`MAX_BATCH`] events.
+    ///
+    /// # Errors
+    /// Fails with the first field that is missing, unknown or has a wrong value.
+    pub fn batch_from_json(text: &str) -> Result<Vec<Self>, EventError> {
+        let Value::Array(items) = parse(text)? else { return Err(EventError::new("", "must be an array")) };
+        if items.len() > MAX_BATCH {
+            return Err(EventError::new("", format!("has {} events, and {MAX_BATCH} are the most", items.len())));
+        }
+        let numbered = |(at, item): (usize, Value)| {
+            Self::read(item).map_err(|error| match &*error.field {
+                "" => EventError::new(&at.to_string(), error.message),
+                field => EventError::new(&format!("{at}.{field}"), error.message),
+            })
+        };
+        items.into_iter().enumerate().map(numbered).collect()
+    }
+
+    fn read(value: Value) -> Result<Self, EventError> {
+        let Value::Object(fields) = value else { return Err(EventError::new("", "must be an object")) };
+        let mut fields = Fields(fields);
+        let (id, at) = (fields.text("id")?, fields.time("at")?);
+        let missing = |name| EventError::new(name, "is required");
+        let id = EventId::parse(&id.ok_or_else(|| missing("id"))?).ok_or(EventError::new("id", "must be a UUID"))?;
+        let blocked = fields.read("blocked", "true or false", Value::as_bool)?;
+        let blocked = blocked.ok_or_else(|| missing("blocked"))?;
+        let layer = fields.read("layer", "the name of a layer", |value| layer(value.as_str()?))?;
+        let verdict = fields.read("verdict", "the name of a verdict", |value| verdict(value.as_str()?))?;
+        let verdict = verdict.unwrap_or(if blocked { Verdict::Deny } else { Verdict::Allow });
+        if verdict.allows() == blocked {
+            return Err(EventError::new("verdict", "contradicts blocked"));
+        }
+        let count =
+            fields.read("count", "a whole number, at least 1", |value| value.as_u64().filter(|own| *own > 0))?;
+        let trace = fields.read("traceId", "32 hexadecimal digits", |value| trace(value.as_str()?))?;
+        let event = Self {
+            id,
+            at: at.ok_or_else(|| missing("at"))?,
+            layer,
+            blocked,
+            tenant: fields.text("tenant")?,
+            user_id: fields.text("userId")?,
+            endpoint: fields.text("endpoint")?,
+            ip: fields.text("ip")?,
+            rule: fields.text("rule")?,
+            verdict,
+            count: count.unwrap_or(1),
+            strike: fields.strike()?,
+            trace: trace.unwrap_or_default(),
+        };
+        match fields.0.keys().next() {
+            Some(unknown) => Err(EventError::new(&printable(unknown), "is no field of an event")),
+            None => Ok(event),
+        }
+    }
+}
+
+/// The fields of an event that were not read yet.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    /// Reads a field. `null` counts as missing.
+    fn read<T>(&mut self, name: &str, kind: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, EventError> {
+        match self.0.shift_remove(name).filter(|value| !value.is_null()) {
+            None => Ok(None),
+            Some(value) => read(&value).map(Some).ok_or_else(|| EventError::new(name, format!("must be {kind}"))),
+        }
+    }
+
+    fn text(&mut self, name: &str) -> Result<Option<Box<str>>, EventError> {
+        let kind = format!("a text of 1 to {MAX_TEXT} bytes");
+        self.read(name, &kind, |value| {
+            value.as_str().filter(|text| (1..=MAX_TEXT).contains(&text.len())).map(Into::into)
+        })
+    }
+
+    fn time(&mut self, name: &str) -> Result<Option<Timestamp>, EventError> {
+        // More milliseconds do not fit into a number of JavaScript with their microseconds.
+        self.read(name, "a time in milliseconds", |value| {
+            let micros = value.as_u64()?.checked_mul(1_000)?;
+            (micros < 1 << 53).then_some(Timestamp::from_micros(micros))
+        })
+    }
+
+    fn strike(&mut self) -> Result<Option<Strike>, EventError> {
+        let (subject, shadow_until, banned_until) =
+            (self.text("subject")?, self.time("shadowUntil")?, self.time("bannedUntil")?);
+        let strikes = self.read("strikes", "a number of strikes", |value| u32::try_from(value.as_u64()?).ok())?;
+        match (subject, strikes) {
+            (Some(subject), Some(strikes)) => Ok(Some(Strike { subject, strikes, shadow_until, banned_until })),
+            (None, None) if shadow_until.is_none() && banned_until.is_none() => Ok(None),
+            (None, _) => Err(EventError::new("subject", "is required with a strike")),
+            (_, None) => Err(EventError::new("strikes", "is required with a subject")),
+        }
+    }
+}
+
+/// Returns a time as whole milliseconds.
+pub(super) fn millis(at: Timestamp) -> u64 {
+    at.micros().checked_div(1_000).unwrap_or(0)
+}
+
+fn parse(text: &str) -> Result<Value, EventError> {
+    serde_json::from_str(text).map_err(|error| EventError::new("", format!("is no JSON: {error}")))
+}
+
+fn layer(name: &str) -> Option<Layer> {
+    let all = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
+    all.into_iter().find(|layer| layer.name() == name)
+}
+
+fn verdict(name: &str) -> Option<Verdict> {
+    let all = [Verdict::Allow, Verdict::Warn, Verdict::Slow, Verdict::Deny, Verdict::Ban];
+    all.into_iter().find(|verdict| verdict.name() == name)
+}
+
+fn trace(text: &str) -> Option<TraceId> {
+    let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u128::from_str_radix(text, 16).ok().filter(|_| is_hex).map(TraceId::from_u128)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ID: &str = "00112233-4455-4677-8899-aabbccddeeff";
+
+    fn any_text() -> impl Strategy<Value = Option<Box<str>>> {
+        proptest::option::of("[a-z\u{202e}\u{1b}\"\\\\é#=,]{1,20}".prop_map(Into::into))
+    }
+
+    fn any_time() -> impl Strategy<Value = Timestamp> {
+        (0..9_007_199_254_740_u64).prop_map(|millis| Timestamp::from_micros(millis.saturating_mul(1_000)))
+    }
+
+    prop_compose! {
+        fn any_strike()(
+            subject in "[a-z=\u{202e}]{1,9}",
+            strikes: u32,
+            shadow_until in proptest::option::of(any_time()),
+            banned_until in proptest::option::of(any_time()),
+        ) -> Strike {
+            Strike { subject: subject.into(), strikes, shadow_until, banned_until }
+        }
+    }
+
+    prop_compose! {
+        fn any_event()(
+            (id, count, trace, at) in (any::<[u8; 16]>(), 1_u64.., any::<u128>(), any_time()),
+            layer in proptest::option::of(proptest::sample::select(vec!["global", "edge", "tenant", "user", "endpoint"])),
+            verdict in proptest::sample::select(vec!["allow", "warn", "slow", "deny", "ban"]),
+            (tenant, user_id, endpoint, ip, rule) in (any_text(), any_text(), any_text(), any_text(), any_text()),
+            strike in proptest::option::of(any_strike()),
+        ) -> Event {
+            let verdict = super::verdict(verdict).unwrap();
+            let (id, trace, layer) = (EventId::new(id), TraceId::from_u128(trace), layer.and_then(super::layer));
+            let blocked = !verdict.allows();
+            Event { id, at, layer, blocked, tenant, user_id, endpoint, ip, rule, verdict, count, strike, trace }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_event_reads_back_as_it_was_written(event in any_event()) {
+            let json = event.to_json();
+            prop_assert!(!json.contains(crate::text::is_hidden), "{}", json);
+            prop_assert_eq!(Event::from_json(&json), Ok(event.clone()));
+            let batch = [event.clone(), event];
+            prop_assert_eq!(Event::batch_from_json(&Event::batch_to_json(&batch)), Ok(batch.to_vec()));
+        }
+
+        #[test]
+        fn nothing_that_is_read_panics(text: String, at in 0..400_usize, byte: u8) {
+            let _ = Event::batch_from_json(&text);
+            let mut json = minimal("").into_bytes();
+            if let Some(own) = json.get_mut(at) {
+                *own = byte;
+            }
+            let _ = Event::from_json(&String::from_utf8_lossy(&json));
+        }
+    }
+
+    fn minimal(more: &str) -> String {
+        format!(r#"{{"id":"{ID}","at":1767225600000,"blocked":true{more}}}"#)
+    }
+
+    #[test]
+    fn an_edge_reports_with_few_fields() {
+        let event = Event::from_json(&minimal(r#","layer":"edge","ip":"203.0.113.7""#)).unwrap();
+        assert_eq!((event.layer, event.count, event.verdict), (Some(Layer::Edge), 1, Verdict::Deny));
+        assert_eq!((event.ip.as_deref(), event.strike), (Some("203.0.113.7"), None));
+    }
+
+    #[test]
+    fn a_wrong_field_is_named() {
+        let check = |json: &str, field: &str| {
+            let error = Event::from_json(json).unwrap_err();
+            assert_eq!(&*error.field, field, "{error}");
+        };
+        check("{", "");
+        check("[]", "");
+        check("{}", "id");
+        check(&minimal("").replace(ID, "no-uuid"), "id");
+        check(&minimal("").replace("1767225600000", "-1"), "at");
+        check(&minimal("").replace("1767225600000", "18446744073709551615"), "at");
+        check(&minimal("").replace(r#","at":1767225600000"#, ""), "at");
+        check(&minimal("").replace(r#","blocked":true"#, ""), "blocked");
+        check(&minimal("").replace("true", "1"), "blocked");
+        check(&minimal(r#","count":0"#), "count");
+        check(&minimal(r#","layer":"sky""#), "layer");
+        check(&minimal(r#","verdict":"allow""#), "verdict");
+        check(&minimal(r#","verdict":"maybe""#), "verdict");
+        check(&minimal(r#","traceId":"+0000000000000000000000000000000""#), "traceId");
+        check(&minimal(r#","tenant":"""#), "tenant");
+        check(&minimal(&format!(r#","userId":"{}""#, "x".repeat(257))), "userId");
+        check(&minimal(r#","subject":"user=u1""#), "strikes");
+        check(&minimal(r#","bannedUntil":1767225600000"#), "subject");
+        check(&minimal(r#","more":1"#), "more");
+        let batch = format!("[{},{}]", minimal(""), minimal(r#","layer":1"#));
+        assert_eq!(&*Event::batch_from_json(&batch).unwrap_err().field, "1.layer");
+        let full = format!("[{}]", vec![minimal(""); MAX_BATCH].join(","));
+        assert_eq!(Event::batch_from_json(&full).unwrap().len(), MAX_BATCH);
+        let over = format!("[{}]", vec![minimal(""); MAX_BATCH + 1].join(","));
+        assert!(Event::batch_from_json(&over).unwrap_err().to_string().contains("1001 events"));
+    }
+}
