@@ -9,10 +9,11 @@ use subtle::ConstantTimeEq as _;
 use threshold_core::plan::Verb;
 use threshold_core::{Secrets, TraceId};
 use threshold_limiter::api::{Answer, ApiError, LimitCall, Requests, read_requests, refuse_waiting};
-use worker::{Headers, HttpRequest, Response, Result};
+use worker::{Env, Headers, HttpRequest, Response, Result};
 
 use crate::config::Config;
 use crate::guard::ObjectLimiter;
+use crate::stats;
 use crate::tenants::Tenants;
 
 /// The largest body: 64 KiB, as on the server by default.
@@ -29,6 +30,8 @@ enum Call {
     LoginAttempt,
     /// A login after its secret was checked.
     LoginResult,
+    /// What was blocked.
+    Stats,
 }
 
 /// The answer to a call.
@@ -53,6 +56,7 @@ impl Call {
             "/v1/limit" | "/check" => Some(Self::Limit),
             "/v1/login/attempt" => Some(Self::LoginAttempt),
             "/v1/login/result" => Some(Self::LoginResult),
+            "/v1/stats" => Some(Self::Stats),
             _ => None,
         }
     }
@@ -60,6 +64,7 @@ impl Call {
     fn method(self) -> Method {
         match self {
             Self::Check | Self::Limit | Self::LoginAttempt | Self::LoginResult => Method::POST,
+            Self::Stats => Method::GET,
         }
     }
 
@@ -68,6 +73,7 @@ impl Call {
         limiter: &ObjectLimiter,
         tenants: Option<&Tenants>,
         secrets: &Secrets,
+        env: &Env,
         query: Option<&str>,
         body: &[u8],
     ) -> core::result::Result<Reply, ApiError> {
@@ -76,6 +82,7 @@ impl Call {
             Self::Limit => limit(limiter, body).await.map(|(status, body)| Reply::new(status, body)),
             Self::LoginAttempt => login::attempt(limiter, secrets, body).await,
             Self::LoginResult => login::result(limiter, secrets, body).await,
+            Self::Stats => stats::answer(env, query).await.map(|(status, body)| Reply::new(status, body)),
         }
     }
 }
@@ -93,6 +100,7 @@ pub(crate) async fn answer(
     limiter: &ObjectLimiter,
     tenants: Option<&Tenants>,
     secrets: &Secrets,
+    env: &Env,
     request: HttpRequest,
 ) -> Result<Response> {
     let Some(call) = Call::of(request.uri().path()) else {
@@ -108,7 +116,7 @@ pub(crate) async fn answer(
     let Some(body) = read(request).await? else {
         return refuse(&ApiError::new(413, "body_too_large", format!("a body has at most {MAX_BODY} bytes")));
     };
-    match call.answer(limiter, tenants, secrets, query.as_deref(), &body).await {
+    match call.answer(limiter, tenants, secrets, env, query.as_deref(), &body).await {
         Ok(Reply { status, retry_after, body }) => {
             let answer = json(status, body)?;
             if let Some(wait) = retry_after {

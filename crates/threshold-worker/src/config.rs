@@ -134,7 +134,7 @@ impl Config {
 }
 
 /// Returns a variable or a secret.
-fn text(env: &Env, name: &str) -> Option<String> {
+pub(crate) fn text(env: &Env, name: &str) -> Option<String> {
     // An empty one is unset, as on a server.
     env.var(name).ok().map(|value| value.to_string()).filter(|value| !value.is_empty())
 }

@@ -25,6 +25,7 @@ use worker::{Body, Context, Env, Fetch, Fetcher, HttpRequest, console_error, web
 use crate::api;
 use crate::clock::DateClock;
 use crate::config::{Config, ConfigError, UPSTREAM};
+use crate::events::{self, Events};
 use crate::runtime::{EventRuntime, NoEvent};
 use crate::store::ObjectStore;
 use crate::tenants::Tenants;
@@ -56,6 +57,7 @@ pub enum Entry {
 pub struct Guard {
     limiter: Arc<ObjectLimiter>,
     store: Arc<ObjectStore>,
+    events: Arc<Events>,
     layer: ThresholdLayer,
     tenants: Option<Tenants>,
     config: Config,
@@ -74,14 +76,16 @@ impl Guard {
         let policy = policy.without_trusted_proxies();
         config.check_bindings(env, &policy)?;
         let store = Arc::new(ObjectStore::new(env.clone()));
+        let events = Arc::new(Events::new(env));
         let builder = LimiterBuilder::new(policy, Arc::clone(&store), DateClock).secrets(config.secret.clone());
+        let builder = builder.observer(Arc::<Events>::clone(&events));
         let limiter = Arc::new(builder.build());
         let layer = ThresholdLayer::with_runtime(Arc::clone(&limiter), Arc::new(NoEvent))?;
         let layer = layer.peer(move |parts: &Parts| client(&parts.headers, forwarded));
         // Only this Worker inserts extensions.
         let layer = layer.identify(|parts: &Parts| parts.extensions.get::<Identified>().cloned().unwrap_or_default());
         let tenants = Tenants::of(env, &limiter);
-        Ok(Self { limiter, store, layer, tenants, config })
+        Ok(Self { limiter, store, events, layer, tenants, config })
     }
 
     /// Answers a request: a call of the API, or a request for the upstream.
@@ -100,7 +104,14 @@ impl Guard {
         // What another object has denied is given back after the answer.
         let store = Arc::clone(&self.store);
         runtime.spawn(Box::pin(async move { store.send_later().await }));
+        let events = Arc::clone(&self.events);
+        runtime.spawn(Box::pin(async move { events.write().await }));
         answered
+    }
+
+    /// Does what is due every minute: moves events and raises alerts.
+    pub async fn scheduled(&self, env: &Env) {
+        events::scheduled(env, &self.limiter.policy()).await;
     }
 
     async fn enter(
@@ -111,9 +122,11 @@ impl Guard {
         runtime: &Arc<EventRuntime>,
     ) -> worker::Result<worker::Response> {
         let upstream = match entry {
-            Entry::Api => return api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, request).await,
+            Entry::Api => {
+                return api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, env, request).await;
+            }
             Entry::Fetch if api::has_token(request.headers(), &self.config) => {
-                return api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, request).await;
+                return api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, env, request).await;
             }
             Entry::Fetch => match Upstream::of(env, &self.config) {
                 Some(upstream) => upstream,

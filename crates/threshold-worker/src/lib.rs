@@ -7,10 +7,12 @@
 mod api;
 pub mod clock;
 pub mod config;
+pub mod events;
 pub mod guard;
 mod identity;
 pub mod object;
 pub mod runtime;
+mod stats;
 pub mod store;
 pub mod tenants;
 #[cfg(feature = "vectors")]
@@ -19,7 +21,7 @@ mod vectors;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use worker::js_sys::{Function, TypeError};
+use worker::js_sys::{Error, Function, TypeError};
 use worker::wasm_bindgen::prelude::wasm_bindgen;
 use worker::wasm_bindgen::{JsCast as _, JsValue};
 use worker::worker_sys::Context as JsContext;
@@ -71,6 +73,17 @@ pub async fn guard(
 #[wasm_bindgen]
 pub async fn api(request: web_sys::Request, env: Env, context: JsContext) -> Result<web_sys::Response, JsValue> {
     enter(Entry::Api, request, env, context).await
+}
+
+/// Does what is due every minute: moves events from KV to D1, and raises alerts.
+///
+/// # Errors
+/// Fails where a setting is missing or invalid.
+#[wasm_bindgen]
+pub async fn scheduled(env: Env) -> Result<(), JsValue> {
+    let guard = guard_of_isolate(&env).await.map_err(|error| Error::new(&error.to_string()))?;
+    guard.scheduled(&env).await;
+    Ok(())
 }
 
 /// Answers a request that has come in by one of the entries.

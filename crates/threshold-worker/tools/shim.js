@@ -38,6 +38,10 @@ export default class Entrypoint extends WorkerEntrypoint {
   fetch(request) {
     return guarded(() => rust.fetch(request, this.env, this.ctx));
   }
+
+  scheduled() {
+    return guarded(() => rust.scheduled(this.env));
+  }
 }
 
 // For the JavaScript of a Worker that imports this module: guards `handler`, a function that answers a Request, and decides on what
@@ -49,6 +53,11 @@ export function guard(request, env, ctx, handler, identity) {
 // Answers a call of the API for the same JavaScript, without a token.
 export function api(request, env, ctx) {
   return guarded(() => rust.api(request, env, ctx));
+}
+
+// Does what is due every minute, for the same JavaScript.
+export function scheduled(controller, env) {
+  return guarded(() => rust.scheduled(env));
 }
 
 // An object of Rust belongs to one instance of the wasm. After a restart it is made again from the same state: rows survive, fields

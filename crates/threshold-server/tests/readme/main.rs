@@ -240,7 +240,7 @@ fn sources(folder: &Path, text: &mut String) {
 fn every_bound_has_a_test() {
     let (root, page) = (root(), read("docs/limits.md"));
     let mut code = String::new();
-    for krate in ["threshold-core", "threshold-limiter", "threshold-server"] {
+    for krate in ["threshold-core", "threshold-limiter", "threshold-server", "threshold-worker"] {
         for part in ["src", "tests"] {
             sources(&root.join("crates").join(krate).join(part), &mut code);
         }

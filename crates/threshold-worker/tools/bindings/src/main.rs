@@ -25,21 +25,12 @@ fn main() -> Result<()> {
     let bindings = fs::read_to_string(&path)?.replace("import source ", "import ");
     fs::write(&path, &bindings)?;
     let mut entry = fs::read_to_string(shim)?;
-    if bindings.contains("\nexport function scheduled(") {
-        entry += SCHEDULED;
-    }
     for name in durable_objects(&bindings) {
         entry += &format!("export const {name} = durableObject(\"{name}\");\n");
     }
     fs::write(folder.join("entry.js"), entry)?;
     Ok(())
 }
-
-/// The handler of scheduled events, for a Worker that has one.
-const SCHEDULED: &str = "Entrypoint.prototype.scheduled = function (event) {
-  return guarded(() => rust.scheduled(event, this.env, this.ctx));
-};
-";
 
 /// Returns the names of the exported classes that answer requests: those of Durable Objects. The crate `worker` exports other classes
 /// too.
