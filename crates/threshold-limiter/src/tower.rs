@@ -67,7 +67,7 @@ mod request_facts;
 mod runtime;
 mod service;
 
-pub use body::{RequestBody, ResponseBody};
+pub use body::{BodyParts, Hold, RequestBody, ResponseBody};
 pub use future::ResponseFuture;
 #[cfg(feature = "memory")]
 pub use layer::LayerError;

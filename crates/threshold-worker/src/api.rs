@@ -3,16 +3,17 @@
 mod login;
 
 use futures_util::StreamExt as _;
-use http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderMap, Method};
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, Method, Request};
 use subtle::ConstantTimeEq as _;
 use threshold_core::plan::Verb;
 use threshold_core::{Secrets, TraceId};
 use threshold_limiter::api::{Answer, ApiError, LimitCall, Requests, read_requests, refuse_waiting};
-use worker::{Env, Headers, HttpRequest, Response, Result};
+use worker::{Env, Headers, Response, Result};
 
 use crate::config::Config;
 use crate::guard::ObjectLimiter;
+use crate::message::{JsBody, content_length};
 use crate::stats;
 use crate::tenants::Tenants;
 
@@ -101,7 +102,7 @@ pub(crate) async fn answer(
     tenants: Option<&Tenants>,
     secrets: &Secrets,
     env: &Env,
-    request: HttpRequest,
+    request: Request<JsBody>,
 ) -> Result<Response> {
     let Some(call) = Call::of(request.uri().path()) else {
         return refuse(&ApiError::new(404, "not_found", "there is nothing at this path"));
@@ -136,13 +137,12 @@ pub(crate) fn unauthorized() -> Result<Response> {
 }
 
 /// Reads a body; `None` if it is too large. Nothing is read of one that says so itself, and no more than the bound of any other.
-async fn read(request: HttpRequest) -> Result<Option<Vec<u8>>> {
-    let announced = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > MAX_BODY as u64) {
+async fn read(request: Request<JsBody>) -> Result<Option<Vec<u8>>> {
+    if content_length(request.headers()).is_some_and(|length| length > MAX_BODY as u64) {
         return Ok(None);
     }
     let (mut stream, mut body) = (request.into_body(), Vec::new());
-    while let Some(chunk) = stream.next().await {
+    while let Some(chunk) = stream.read().next().await {
         let chunk = chunk?;
         if body.len().saturating_add(chunk.len()) > MAX_BODY {
             return Ok(None);
@@ -184,7 +184,7 @@ async fn limit(limiter: &ObjectLimiter, body: &[u8]) -> core::result::Result<(u1
     Ok((200, call.answer(&decision).to_json().into_bytes()))
 }
 
-fn refuse(error: &ApiError) -> Result<Response> {
+pub(crate) fn refuse(error: &ApiError) -> Result<Response> {
     let refused = json(error.status, error.to_json().into_bytes())?;
     if error.status == 503 {
         // An object that has failed is started again by the next call.
@@ -193,7 +193,7 @@ fn refuse(error: &ApiError) -> Result<Response> {
     Ok(refused)
 }
 
-fn json(status: u16, body: Vec<u8>) -> Result<Response> {
+pub(crate) fn json(status: u16, body: Vec<u8>) -> Result<Response> {
     let headers = Headers::new();
     headers.set(CONTENT_TYPE.as_str(), "application/json")?;
     headers.set("cache-control", "no-store")?;

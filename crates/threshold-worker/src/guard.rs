@@ -8,24 +8,27 @@ use std::task::{Context as TaskContext, Poll};
 
 use http::header::HOST;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use threshold_core::address::AddressSource;
 use threshold_core::policy::Seen;
 use threshold_limiter::Limiter;
 use threshold_limiter::limiter::LimiterBuilder;
-use threshold_limiter::tower::{Identified, RequestBody, Runtime, ThresholdLayer};
+use threshold_limiter::tower::{Identified, RequestBody, Runtime as _, ThresholdLayer};
 use tower_layer::Layer as _;
 use tower_service::Service;
-use worker::js_sys::{Function, Promise};
+use worker::js_sys::{self, Function, Promise};
 use worker::send::{SendFuture, SendWrapper};
 use worker::wasm_bindgen::{JsCast as _, JsValue};
 use worker::wasm_bindgen_futures::JsFuture;
-use worker::{Body, Context, Env, Fetch, Fetcher, HttpRequest, console_error, web_sys};
+use worker::web_sys::{self, WorkerGlobalScope};
+use worker::worker_sys::Fetcher;
+use worker::{Env, console_error};
 
 use crate::api;
 use crate::clock::DateClock;
 use crate::config::{Config, ConfigError, UPSTREAM};
 use crate::events::{self, Events};
+use crate::message::{self, JsBody};
 use crate::runtime::{EventRuntime, NoEvent};
 use crate::store::ObjectStore;
 use crate::tenants::Tenants;
@@ -91,16 +94,15 @@ impl Guard {
     /// Answers a request: a call of the API, or a request for the upstream.
     ///
     /// # Errors
-    /// Fails where JavaScript refuses the request or the response.
-    pub async fn answer(
+    /// Fails where JavaScript refuses the response.
+    pub(crate) async fn answer(
         &self,
         entry: Entry,
-        request: HttpRequest,
+        request: Request<JsBody>,
         env: &Env,
-        context: Context,
-    ) -> worker::Result<worker::Response> {
-        let runtime = Arc::new(EventRuntime::new(context));
-        let answered = self.enter(entry, request, env, &runtime).await;
+        runtime: &EventRuntime,
+    ) -> worker::Result<web_sys::Response> {
+        let answered = self.enter(entry, request, env, runtime).await;
         // What another object has denied is given back after the answer.
         let store = Arc::clone(&self.store);
         runtime.spawn(Box::pin(async move { store.send_later().await }));
@@ -117,61 +119,54 @@ impl Guard {
     async fn enter(
         &self,
         entry: Entry,
-        mut request: HttpRequest,
+        mut request: Request<JsBody>,
         env: &Env,
-        runtime: &Arc<EventRuntime>,
-    ) -> worker::Result<worker::Response> {
-        let upstream = match entry {
-            Entry::Api => {
-                return api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, env, request).await;
-            }
+        runtime: &EventRuntime,
+    ) -> worker::Result<web_sys::Response> {
+        let target = match entry {
+            Entry::Api => return Ok(self.call(env, request).await?.into()),
             Entry::Fetch if api::has_token(request.headers(), &self.config) => {
-                return api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, env, request).await;
+                return Ok(self.call(env, request).await?.into());
             }
-            Entry::Fetch => match Upstream::of(env, &self.config) {
-                Some(upstream) => upstream,
-                None if self.config.token.is_some() => return api::unauthorized(),
-                None => return misconfigured(&ConfigError::NoUpstream),
+            Entry::Fetch => match Target::of(env, &self.config) {
+                Some(target) => target,
+                None if self.config.token.is_some() => return Ok(api::unauthorized()?.into()),
+                None => return Ok(misconfigured(&ConfigError::NoUpstream)?.into()),
             },
             Entry::Guard { handler, identity } => {
                 request.extensions_mut().insert(identity);
-                Upstream::Handler(SendWrapper::new(handler))
+                Target::Handler(SendWrapper::new(handler))
             }
         };
-        self.guard(request, upstream, runtime).await
+        let guarded = self.guard(request, Upstream { target, runtime: runtime.clone() }).await;
+        guarded.or_else(|error| {
+            console_error!("{}", serde_json::json!({"event": "upstream_failed", "reason": error.to_string()}));
+            Ok(api::json(502, br#"{"error":"bad_gateway"}"#.to_vec())?.into())
+        })
     }
 
-    async fn guard(
-        &self,
-        mut request: HttpRequest,
-        upstream: Upstream,
-        runtime: &Arc<EventRuntime>,
-    ) -> worker::Result<worker::Response> {
+    async fn call(&self, env: &Env, request: Request<JsBody>) -> worker::Result<worker::Response> {
+        api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, env, request).await
+    }
+
+    async fn guard(&self, mut request: Request<JsBody>, upstream: Upstream) -> worker::Result<web_sys::Response> {
         // The platform takes the host of the URL from the request and routes by it, so the field says the same or was replaced.
         if let Some(authority) = request.uri().authority().and_then(|own| HeaderValue::from_str(own.as_str()).ok()) {
             request.headers_mut().insert(HOST, authority);
-        }
-        // JavaScript makes no GET or HEAD with a body, also not with an empty one that a client has announced.
-        if matches!(*request.method(), Method::GET | Method::HEAD) {
-            *request.body_mut() = Body::empty();
         }
         if let Some(tenants) = &self.tenants
             && let Some(tenant) = self.tenant(&request)
         {
             tenants.load(&tenant).await;
         }
-        let mut service = self.layer.clone().runtime(Arc::clone(runtime) as Arc<dyn Runtime>).layer(upstream);
-        match service.call(request).await {
-            Ok(response) => worker::Response::try_from(response),
-            Err(error) => {
-                console_error!("{}", serde_json::json!({"event": "upstream_failed", "reason": error.to_string()}));
-                Ok(worker::Response::error(r#"{"error":"bad_gateway"}"#, 502)?)
-            }
-        }
+        let runtime = upstream.runtime.clone();
+        let mut service = self.layer.clone().runtime(Arc::new(runtime.clone())).layer(upstream);
+        let response = service.call(request).await?;
+        message::write_response(response, &runtime)
     }
 
     /// Returns the tenant of a request, as the layer finds it.
-    fn tenant(&self, request: &HttpRequest) -> Option<String> {
+    fn tenant(&self, request: &Request<JsBody>) -> Option<String> {
         let given = request.extensions().get::<Identified>().and_then(|identity| identity.tenant.clone());
         given.or_else(|| {
             let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
@@ -190,7 +185,7 @@ impl Guard {
 /// Answers 500 and logs the reason. The client does not read which setting is missing.
 pub(crate) fn misconfigured(error: &ConfigError) -> worker::Result<worker::Response> {
     console_error!("{}", serde_json::json!({"event": "misconfigured", "reason": error.to_string()}));
-    worker::Response::error(r#"{"error":"misconfigured"}"#, 500)
+    api::json(500, br#"{"error":"misconfigured"}"#.to_vec())
 }
 
 /// Returns the address of the client.
@@ -213,9 +208,16 @@ fn client(headers: &HeaderMap, forwarded: bool) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, 0))
 }
 
-/// The application behind the guard.
+/// The application behind the guard, for one event.
 #[derive(Clone)]
-enum Upstream {
+struct Upstream {
+    target: Target,
+    runtime: EventRuntime,
+}
+
+/// Where allowed requests go.
+#[derive(Clone)]
+enum Target {
     /// A service binding.
     Service(SendWrapper<Fetcher>),
     /// The host of a URL.
@@ -224,55 +226,55 @@ enum Upstream {
     Handler(SendWrapper<Function>),
 }
 
-impl Upstream {
+impl Target {
     /// Returns the upstream of the settings.
     fn of(env: &Env, config: &Config) -> Option<Self> {
         match &config.upstream {
             Some(url) => Some(Self::Url(url.clone())),
-            None => env.service(UPSTREAM).ok().map(|service| Self::Service(SendWrapper::new(service))),
-        }
-    }
-
-    async fn fetch(self, request: Request<RequestBody<Body>>) -> worker::Result<Response<Body>> {
-        match self {
-            Self::Service(service) => service.fetch_request(request).await,
-            Self::Url(url) => {
-                let request = worker::Request::try_from(redirected(request, &url)?)?;
-                Response::<Body>::try_from(Fetch::Request(request).send().await?)
-            }
-            Self::Handler(handler) => {
-                let request = worker::Request::try_from(request)?;
-                let returned = handler.call1(&JsValue::UNDEFINED, request.inner())?;
-                let response = JsFuture::from(Promise::resolve(&returned)).await?;
-                let response =
-                    response.dyn_into::<web_sys::Response>().map_err(|_| "the handler returned no Response")?;
-                Response::<Body>::try_from(worker::Response::from(response))
-            }
+            None => Some(Self::Service(SendWrapper::new(JsValue::from(env.service(UPSTREAM).ok()?).unchecked_into()))),
         }
     }
 }
 
-impl Service<Request<RequestBody<Body>>> for Upstream {
-    type Response = Response<Body>;
+impl Upstream {
+    async fn fetch(self, request: Request<RequestBody<JsBody>>) -> worker::Result<Response<JsBody>> {
+        let url = match &self.target {
+            Target::Url(url) => Some(redirected(request.uri(), url)?),
+            Target::Service(_) | Target::Handler(_) => None,
+        };
+        let request = message::write_request(request, url.as_deref(), &self.runtime)?;
+        let returned = match &self.target {
+            Target::Service(service) => service.fetch(&request)?,
+            Target::Url(_) => js_sys::global().unchecked_into::<WorkerGlobalScope>().fetch_with_request(&request),
+            // It may return a response or a promise of one.
+            Target::Handler(handler) => Promise::resolve(&handler.call1(&JsValue::UNDEFINED, &request)?),
+        };
+        let response = JsFuture::from(returned).await?;
+        message::read_response(response.dyn_into().map_err(|_| "the upstream returned no Response")?)
+    }
+}
+
+impl Service<Request<RequestBody<JsBody>>> for Upstream {
+    type Response = Response<JsBody>;
     type Error = worker::Error;
-    type Future = Pin<Box<dyn Future<Output = worker::Result<Response<Body>>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = worker::Result<Response<JsBody>>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<worker::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<RequestBody<Body>>) -> Self::Future {
+    fn call(&mut self, request: Request<RequestBody<JsBody>>) -> Self::Future {
         Box::pin(SendFuture::new(self.clone().fetch(request)))
     }
 }
 
-/// Returns the request with the scheme and authority of the upstream.
-fn redirected<B>(mut request: Request<B>, url: &Uri) -> worker::Result<Request<B>> {
-    let mut parts = request.uri().clone().into_parts();
-    parts.scheme = url.scheme().cloned();
-    parts.authority = url.authority().cloned();
-    *request.uri_mut() = Uri::from_parts(parts).map_err(|error| worker::Error::RustError(error.to_string()))?;
-    Ok(request)
+/// Returns the URL of a request with the scheme and authority of the upstream.
+fn redirected(uri: &Uri, upstream: &Uri) -> worker::Result<String> {
+    let mut parts = uri.clone().into_parts();
+    parts.scheme = upstream.scheme().cloned();
+    parts.authority = upstream.authority().cloned();
+    let uri = Uri::from_parts(parts).map_err(|error| worker::Error::RustError(error.to_string()))?;
+    Ok(uri.to_string())
 }
 
 #[cfg(test)]

@@ -24,7 +24,9 @@ pub(crate) fn read(value: &JsValue) -> Result<Identified, TypeError> {
             "user" => &mut identity.user,
             "tier" => &mut identity.tier,
             _ => {
-                return Err(TypeError::new(&format!("guard: identity.{text} is unknown; it has tenant, user and tier")));
+                return Err(TypeError::new(&format!(
+                    "guard: identity.{text} is unknown; it has tenant, user and tier"
+                )));
             }
         };
         let value = Reflect::get(object, &name).unwrap_or_default();

@@ -10,8 +10,10 @@ pub mod config;
 pub mod events;
 pub mod guard;
 mod identity;
+mod message;
 pub mod object;
 pub mod runtime;
+mod socket;
 mod stats;
 pub mod store;
 pub mod tenants;
@@ -21,14 +23,18 @@ mod vectors;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use worker::js_sys::{Error, Function, TypeError};
+use threshold_limiter::api::ApiError;
+use worker::js_sys::{Error, Function, Reflect, TypeError};
 use worker::wasm_bindgen::prelude::wasm_bindgen;
 use worker::wasm_bindgen::{JsCast as _, JsValue};
+use worker::wasm_bindgen_futures::JsFuture;
 use worker::worker_sys::Context as JsContext;
-use worker::{Context, Env, request_from_wasm, wasm_bindgen, wasm_bindgen_futures, web_sys};
+use worker::{Context, Env, wasm_bindgen, wasm_bindgen_futures, web_sys};
 
 use config::ConfigError;
 use guard::{Entry, Guard};
+use message::BadRequest;
+use runtime::EventRuntime;
 
 thread_local! {
     /// The guard of this isolate. An isolate has one thread.
@@ -43,7 +49,7 @@ thread_local! {
 pub async fn fetch(request: web_sys::Request, env: Env, context: JsContext) -> Result<web_sys::Response, JsValue> {
     #[cfg(feature = "vectors")]
     if request.url().ends_with("/vectors") {
-        return Ok(vectors::play_all(request_from_wasm(request)?, env).await?.into());
+        return Ok(vectors::play_all(worker::request_from_wasm(request)?, env).await?.into());
     }
     enter(Entry::Fetch, request, env, context).await
 }
@@ -61,6 +67,7 @@ pub async fn guard(
     handler: JsValue,
     identity: JsValue,
 ) -> Result<web_sys::Response, JsValue> {
+    check_arguments("guard", &request, &env, &context)?;
     let handler: Function = handler.dyn_into().map_err(|_| TypeError::new("guard: the handler is not a function"))?;
     let identity = identity::read(&identity)?;
     enter(Entry::Guard { handler, identity }, request, env, context).await
@@ -69,9 +76,10 @@ pub async fn guard(
 /// Answers a call of the API by the Worker that imports this module. It needs no token.
 ///
 /// # Errors
-/// Fails where JavaScript refuses the request or the response.
+/// Fails with a `TypeError` where an argument is of another type.
 #[wasm_bindgen]
 pub async fn api(request: web_sys::Request, env: Env, context: JsContext) -> Result<web_sys::Response, JsValue> {
+    check_arguments("api", &request, &env, &context)?;
     enter(Entry::Api, request, env, context).await
 }
 
@@ -86,6 +94,20 @@ pub async fn scheduled(env: Env) -> Result<(), JsValue> {
     Ok(())
 }
 
+/// Checks what the JavaScript of a Worker has passed. The platform passes the right types to the fetch event.
+fn check_arguments(function: &str, request: &JsValue, env: &JsValue, context: &JsValue) -> Result<(), TypeError> {
+    let wrong = if !request.is_instance_of::<web_sys::Request>() {
+        "the request is not a Request"
+    } else if !env.is_object() {
+        "env is not an object"
+    } else if !Reflect::get(context, &"waitUntil".into()).is_ok_and(|found| found.is_function()) {
+        "ctx is not the context of an event"
+    } else {
+        return Ok(());
+    };
+    Err(TypeError::new(&format!("{function}: {wrong}")))
+}
+
 /// Answers a request that has come in by one of the entries.
 async fn enter(
     entry: Entry,
@@ -93,12 +115,30 @@ async fn enter(
     env: Env,
     context: JsContext,
 ) -> Result<web_sys::Response, JsValue> {
-    let request = request_from_wasm(request)?;
-    let response = match guard_of_isolate(&env).await {
-        Ok(guard) => guard.answer(entry, request, &env, Context::new(context)).await,
-        Err(error) => guard::misconfigured(&error),
+    let request = match message::read_request(request) {
+        Ok(request) => request,
+        Err(bad) => return Ok(api::refuse(&refused(bad))?.into()),
     };
-    Ok(response?.into())
+    let runtime = EventRuntime::new(Context::new(context));
+    let answering = runtime.clone();
+    // A client that leaves does not end this, so that what its request holds is given back.
+    let answered = runtime.keep(async move {
+        match guard_of_isolate(&env).await {
+            Ok(guard) => guard.answer(entry, request, &env, &answering).await,
+            Err(error) => Ok(guard::misconfigured(&error)?.into()),
+        }
+    });
+    Ok(JsFuture::from(answered).await?.unchecked_into())
+}
+
+fn refused(bad: BadRequest) -> ApiError {
+    let (status, code, field, message) = match bad {
+        BadRequest::TooLong => (414, "uri_too_long", "path", "the URL is too long"),
+        BadRequest::Url => (400, "bad_request", "path", "the URL has a character that must be percent-encoded"),
+        BadRequest::Method => (400, "bad_request", "method", "the method is not a token"),
+        BadRequest::Header => (400, "bad_request", "header", "a field has a character that no header has"),
+    };
+    ApiError::new(status, code, message).about(Some(field.to_owned()))
 }
 
 /// Returns the guard of this isolate, and creates it for the first request. A failure is not remembered, so that a Worker recovers

@@ -1,22 +1,38 @@
 //! Timers and tasks of one event.
 
 use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_limiter::tower::{Runtime, Task};
+use worker::js_sys::Promise;
 use worker::send::{SendFuture, SendWrapper};
+use worker::wasm_bindgen_futures::future_to_promise;
+use worker::web_sys::Response;
 use worker::{Context, Delay};
 
 /// The runtime of one event, for [`ThresholdLayer::runtime`](threshold_limiter::tower::ThresholdLayer::runtime).
 ///
 /// Its tasks run to their end after the response, at most as long as Cloudflare lets an event go on (30 s).
-pub struct EventRuntime(SendWrapper<Context>);
+#[derive(Clone)]
+pub struct EventRuntime(Arc<SendWrapper<Context>>);
 
 impl EventRuntime {
     /// Creates the runtime of the event that this context belongs to.
     #[must_use]
     pub fn new(context: Context) -> Self {
-        Self(SendWrapper::new(context))
+        Self(Arc::new(SendWrapper::new(context)))
+    }
+}
+
+impl EventRuntime {
+    /// Runs the answer to the event to its end, also if the client leaves meanwhile.
+    pub fn keep(&self, answer: impl Future<Output = worker::Result<Response>> + 'static) -> Promise {
+        let answer = future_to_promise(async move { Ok(answer.await?.into()) });
+        // The promise is awaited all the same.
+        let _ = self.0.as_ref().as_ref().wait_until(&answer);
+        answer
     }
 }
 

@@ -5,8 +5,11 @@
 // WORKER is a folder that tools/build has made.
 
 import assert from "node:assert/strict";
+import http from "node:http";
 import { createRequire } from "node:module";
+import net from "node:net";
 import { join } from "node:path";
+import { setTimeout as wait } from "node:timers/promises";
 
 const [modules, folder] = process.argv.slice(2);
 if (folder === undefined) {
@@ -39,7 +42,20 @@ name = "address"
 per = ["ip"]
 match = { path = "/address" }
 limit = "2/h"
+[[rule]]
+name = "held"
+per = ["ip"]
+match = { path = "/held/**" }
+algorithm = "concurrency"
+limit = "1"
+ttl = "1h"
+[[rule]]
+name = "bytes"
+per = ["ip"]
+match = { path = "/bytes/**" }
+limit = "1000B/h"
 `;
+const TOKEN = "a token for other workers";
 
 // A Worker that authenticates by a header of its test, and answers by itself.
 const OWN = `
@@ -94,6 +110,89 @@ function start(...workers) {
 // The Worker of one's own. It has neither an upstream nor a token.
 const own = (vars = {}) =>
   start({ name: "own", ...settings(vars), modules: [{ type: "ESModule", path: join(folder, "own.js"), contents: OWN }, ...index] });
+
+// The module itself, in front of an upstream that is reached by a URL or, with `script`, by a service binding.
+async function entry(url, script) {
+  const upstream = { name: "upstream", modules: true, script: script ?? "export default {}", compatibilityDate: "2026-04-01" };
+  const vars = { THRESHOLD_TOKEN: TOKEN, ...(url && { UPSTREAM_URL: url }) };
+  const worker = start(
+    {
+      name: "entry",
+      ...settings(vars),
+      modules: index,
+      serviceBindings: script ? { UPSTREAM: "upstream" } : {},
+      // Without miniflare's own Worker in front.
+      unsafeDirectSockets: [{ host: "127.0.0.1", port: 0 }],
+    },
+    upstream,
+  );
+  const { port } = await worker.unsafeGetDirectURL("entry");
+  return { worker, port };
+}
+
+// An upstream in Node.js. `seen` has the requests in the order in which they came, with their bodies.
+async function upstream(answer) {
+  const seen = [];
+  const server = http.createServer(async (request, response) => {
+    const chunks = [];
+    for await (const chunk of request) {
+      chunks.push(chunk);
+    }
+    const { method, url, headers } = request;
+    seen.push({ method, url, headers, body: Buffer.concat(chunks).toString() });
+    answer(url, response);
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return { url: `http://127.0.0.1:${server.address().port}`, seen, close: () => (server.closeAllConnections(), server.close()) };
+}
+
+// Sends a request as it is written here, and returns the response as it is written. workerd leaves connections open.
+function raw(port, lines, body = "") {
+  return new Promise((resolve, reject) => {
+    const socket = net.connect(port, "127.0.0.1");
+    let received = "";
+    socket.on("data", (data) => {
+      received += data.toString("latin1");
+      const [head, rest] = received.split(/\r\n\r\n(.*)/s);
+      const length = /\r\ncontent-length: (\d+)/i.exec(head)?.[1];
+      const whole = length === undefined ? rest?.endsWith("0\r\n\r\n") : rest?.length === Number(length);
+      if (whole || (rest !== undefined && lines[0].startsWith("HEAD "))) {
+        socket.destroy();
+      }
+    });
+    socket.on("close", () => resolve(received));
+    socket.on("error", reject);
+    socket.write(Buffer.from([...lines, "", body].join("\r\n"), "latin1"));
+  });
+}
+const status = (received) => Number(received.split(" ")[1]);
+
+// Sends a GET with a client of its own connection. Resolves with the response when its header has come.
+function get(port, path, ip) {
+  return new Promise((resolve, reject) => {
+    const request = http.get({ host: "127.0.0.1", port, path, agent: false, headers: { "cf-connecting-ip": ip } }, resolve);
+    request.on("error", reject);
+  });
+}
+async function text(response) {
+  const chunks = [];
+  for await (const chunk of response) {
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks).toString();
+}
+
+// Asks again until the answer has this status: a slot is given back after the answer.
+async function eventually(expected, ask) {
+  for (let left = 100; ; left -= 1) {
+    const found = await ask();
+    if (found === expected || left === 0) {
+      assert.equal(found, expected);
+      return;
+    }
+    await wait(100);
+  }
+}
 
 const statuses = (answers) => answers.map((answer) => answer.status);
 async function repeat(count, send) {
@@ -177,7 +276,221 @@ const tests = {
     assert.equal(wrong.headers.get("allow"), "POST");
     return worker;
   },
+
+  async "a slot is given back when the response ends or the client leaves"() {
+    const open = [];
+    const up = await upstream((path, response) => {
+      if (path === "/held/quick") {
+        response.end("quick");
+      } else {
+        // The rest comes when the test says so.
+        open.push(response);
+        if (path === "/held/begun") {
+          response.writeHead(200, { "content-length": 1000 });
+          response.write("x".repeat(10));
+        }
+      }
+    });
+    const { worker, port } = await entry(up.url);
+    const quick = async () => {
+      const answer = await get(port, "/held/quick", "203.0.113.1");
+      await text(answer);
+      return answer.statusCode;
+    };
+    await eventually(200, quick);
+    await eventually(200, quick);
+
+    // It leaves in the middle of its answer.
+    const begun = await get(port, "/held/begun", "203.0.113.1");
+    begun.on("error", () => {});
+    await new Promise((resolve) => begun.once("data", resolve));
+    assert.equal(await quick(), 429);
+    begun.destroy();
+    // workerd notices it when it has something to send.
+    const dripping = setInterval((response) => response.write("x"), 50, open.pop());
+    await eventually(200, quick);
+    clearInterval(dripping);
+
+    // It leaves before its answer.
+    const leaving = net.connect(port, "127.0.0.1");
+    leaving.write("GET /held/later HTTP/1.1\r\nHost: a\r\nCF-Connecting-IP: 203.0.113.1\r\n\r\n");
+    await eventually(1, () => open.length);
+    assert.equal(await quick(), 429);
+    leaving.destroy();
+    open.pop().end("later");
+    await eventually(200, quick);
+    up.close();
+    return worker;
+  },
+
+  async "a socket holds its slot until it ends"() {
+    const script = `export default {
+      fetch(request) {
+        if (request.headers.get("upgrade") !== "websocket") {
+          return new Response("plain");
+        }
+        const [client, server] = Object.values(new WebSocketPair());
+        server.binaryType = "arraybuffer";
+        server.accept();
+        server.addEventListener("message", ({ data }) => {
+          if (data === "end") {
+            server.close(4000, "as asked");
+          } else {
+            server.send(typeof data === "string" ? "echo " + data : data);
+          }
+        });
+        return new Response(null, { status: 101, webSocket: client, headers: { "x-upstream": "yes" } });
+      },
+    };`;
+    const { worker } = await entry(undefined, script);
+    const send = (path, headers = {}) =>
+      worker.dispatchFetch(`http://entry${path}`, { headers: { "cf-connecting-ip": "203.0.113.1", ...headers } });
+    const plain = async () => (await send("/held/plain")).status;
+    for (const who of ["upstream", "client"]) {
+      const answer = await send("/held/socket", { upgrade: "websocket" });
+      assert.equal(answer.status, 101);
+      assert.equal(answer.headers.get("x-upstream"), "yes");
+      const socket = answer.webSocket;
+      const messages = [];
+      const closed = new Promise((resolve) => socket.addEventListener("close", resolve));
+      socket.addEventListener("message", ({ data }) => messages.push(data));
+      socket.accept();
+      socket.send("hello");
+      socket.send(new Uint8Array([1, 2, 3]));
+      await eventually(2, () => messages.length);
+      assert.equal(messages[0], "echo hello");
+      assert.deepEqual(new Uint8Array(messages[1]), new Uint8Array([1, 2, 3]));
+      assert.equal(await plain(), 429);
+      if (who === "upstream") {
+        socket.send("end");
+        const { code, reason } = await closed;
+        assert.deepEqual([code, reason], [4000, "as asked"]);
+      } else {
+        socket.close(1000, "enough");
+      }
+      await eventually(200, plain);
+    }
+    return worker;
+  },
+
+  async "a length stays, and a broken answer is an error"() {
+    const up = await upstream((path, response) => {
+      if (path.endsWith("/break")) {
+        response.writeHead(200, { "content-length": 1000 });
+        response.write("x".repeat(10), () => response.destroy());
+      } else if (path.endsWith("/stream")) {
+        response.write("a");
+        response.end("b");
+      } else if (path.endsWith("/cookies")) {
+        response.writeHead(404, "Not Here", { "set-cookie": ["a=1", "b=2"], "x-name": "caf\u00e9" });
+        response.end("none");
+      } else {
+        response.writeHead(200, { "content-length": 4 });
+        response.end("text");
+      }
+    });
+    const { worker, port } = await entry(up.url);
+    const header = ["Host: a", "CF-Connecting-IP: 203.0.113.2"];
+    for (const path of ["/free", "/held/one", "/bytes/one"]) {
+      const answer = await raw(port, [`POST ${path} HTTP/1.1`, ...header, "Content-Length: 3"], "abc");
+      assert.match(answer, /^HTTP\/1.1 200 OK\r\n/, path);
+      assert.match(answer, /\r\nContent-Length: 4\r\n/i, path);
+      assert.doesNotMatch(answer, /transfer-encoding/i, path);
+      const { headers, body } = up.seen.pop();
+      assert.deepEqual([headers["content-length"], headers["transfer-encoding"], body], ["3", undefined, "abc"], path);
+      const chunked = await raw(port, [`POST ${path} HTTP/1.1`, ...header, "Transfer-Encoding: chunked"], "3\r\nabc\r\n0\r\n\r\n");
+      // A slot is given back after the answer.
+      if (status(chunked) === 200) {
+        assert.equal(up.seen.pop().body, "abc", path);
+      } else {
+        assert.equal(path, "/held/one");
+      }
+    }
+    assert.match(await raw(port, ["HEAD /free HTTP/1.1", ...header]), /\r\nContent-Length: 4\r\n/i);
+    for (const length of ["0", "3"]) {
+      assert.equal(status(await raw(port, ["GET /free HTTP/1.1", ...header, `Content-Length: ${length}`], "abc".slice(0, length))), 200);
+    }
+    assert.match(await raw(port, ["GET /stream HTTP/1.1", ...header]), /\r\n\r\n(1\r\na\r\n1\r\nb|2\r\nab)\r\n0\r\n\r\n$/);
+    const cookies = await raw(port, ["GET /cookies HTTP/1.1", ...header]);
+    assert.match(cookies, /^HTTP\/1.1 404 Not Here\r\n/);
+    assert.deepEqual(cookies.match(/set-cookie: .=./gi).map((line) => line.slice(-3)), ["a=1", "b=2"]);
+    for (const path of ["/free/break", "/held/break"]) {
+      const broken = await get(port, path, "203.0.113.3");
+      assert.equal(broken.headers["content-length"], "1000");
+      await assert.rejects(text(broken), path);
+    }
+    up.close();
+    return worker;
+  },
+
+  async "bytes are counted as they stream"() {
+    const up = await upstream((_, response) => response.end("text"));
+    const { worker, port } = await entry(up.url);
+    const header = ["Host: a", "CF-Connecting-IP: 203.0.113.4"];
+    const chunks = "1f4\r\n" + "x".repeat(500) + "\r\n0\r\n\r\n";
+    const stream = () => raw(port, ["POST /bytes/x HTTP/1.1", ...header, "Transfer-Encoding: chunked"], chunks);
+    const known = (length) => raw(port, ["POST /bytes/x HTTP/1.1", ...header, `Content-Length: ${length}`], "x".repeat(length));
+    assert.equal(status(await stream()), 200);
+    // They are charged after the answer.
+    await eventually(429, async () => status(await known(501)));
+    assert.equal(status(await known(499)), 200);
+    assert.equal(status(await known(2)), 429);
+    assert.equal(status(await known(1001)), 413);
+    assert.deepEqual(up.seen.map(({ body }) => body.length), [500, 499]);
+    up.close();
+    return worker;
+  },
+
+  async "an odd request is answered, and not with 500"() {
+    const up = await upstream((_, response) => response.end("text"));
+    const { worker, port } = await entry(up.url);
+    const send = (path, ...more) => raw(port, [`GET ${path} HTTP/1.1`, "Host: a", "CF-Connecting-IP: 203.0.113.5", ...more]);
+    for (const path of ["/a<b", "/a>b", "/a`b", "/a^b", "/a\\b", '/a"b', "/a{b}", "/a|b", "/a%b", "/a%zz", "/a\xffb", "/a\xc3\xa9", "/?q=<a>", "/?q=\xff", "/#a"]) {
+      assert.ok([200, 400].includes(status(await send(path))), `${path}: ${await send(path)}`);
+    }
+    const odd = await send("/a<b");
+    assert.equal(status(odd), 400);
+    assert.equal(JSON.parse(odd.split("\r\n\r\n")[1]).field, "path");
+    const long = await send("/" + "a".repeat(65_530));
+    assert.ok([400, 414, 431].includes(status(long)), long.slice(0, 200));
+    assert.equal(status(await send("/" + "a".repeat(70_000))), 414);
+    assert.equal(status(await send("/free", "X-Name: caf\xe9")), 200);
+    assert.equal(up.seen.pop().headers["x-name"], "caf\xe9");
+    up.close();
+    return worker;
+  },
+
+  async "the token stays at the door, and a call is read no further than its bound"() {
+    const up = await upstream((_, response) => response.end("text"));
+    const { worker, port } = await entry(up.url);
+    const call = (method, path, ...more) => raw(port, [`${method} ${path} HTTP/1.1`, "Host: a", `Authorization: Bearer ${TOKEN}`, ...more]);
+    for (const path of ["/v1/nope", "/v1/check/", "/v1", "/", "/free"]) {
+      const answer = await call("POST", path, "Content-Length: 0");
+      assert.equal(status(answer), 404, path);
+      assert.equal(JSON.parse(answer.split("\r\n\r\n")[1]).error, "not_found");
+    }
+    assert.equal(status(await call("GET", "/v1/check")), 405);
+    assert.deepEqual(up.seen, []);
+    // Neither of the two ends by itself.
+    const announced = net.connect(port, "127.0.0.1");
+    const endless = net.connect(port, "127.0.0.1");
+    const answers = [announced, endless].map((socket) => new Promise((resolve) => socket.once("data", (data) => resolve(status(String(data))))));
+    const header = `POST /v1/check HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ${TOKEN}\r\n`;
+    announced.write(`${header}Content-Length: 70000\r\n\r\n{`);
+    endless.write(`${header}Transfer-Encoding: chunked\r\n\r\n${("2710\r\n" + " ".repeat(10_000) + "\r\n").repeat(7)}`);
+    assert.deepEqual(await Promise.all(answers), [413, 413]);
+    announced.destroy();
+    endless.destroy();
+    up.close();
+    return worker;
+  },
 };
+
+// A hanging test fails too.
+setTimeout(() => {
+  console.error("FAILED: the tests take too long");
+  process.exit(1);
+}, 240_000).unref();
 
 let failed = 0;
 for (const [name, test] of Object.entries(tests)) {

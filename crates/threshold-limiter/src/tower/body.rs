@@ -30,6 +30,19 @@ impl<B> RequestBody<B> {
     }
 }
 
+impl<B> RequestBody<B> {
+    /// Returns the body itself, for a host that can pass it on without reading it.
+    ///
+    /// # Errors
+    /// Returns `self` if its bytes are counted: then it must be read here.
+    pub fn into_uncounted(self) -> Result<B, Self> {
+        match self.count {
+            None => Ok(self.inner),
+            Some(_) => Err(self),
+        }
+    }
+}
+
 impl<B: Body> Body for RequestBody<B> {
     type Data = B::Data;
     type Error = B::Error;
@@ -112,6 +125,30 @@ impl<B> ResponseBody<B> {
         Self { kind: Kind::Refusal { text: Some(text).filter(|text| !text.is_empty()) } }
     }
 }
+
+impl<B> ResponseBody<B> {
+    /// Takes the body apart, for a host that can pass a body on without reading it.
+    pub fn into_parts(self) -> BodyParts<B> {
+        match self.kind {
+            Kind::Inner { body, pending } => BodyParts::Service(body, pending.map(Hold)),
+            Kind::Refusal { text } => BodyParts::Refusal(text.unwrap_or_default()),
+        }
+    }
+}
+
+/// What [`ResponseBody::into_parts`] returns.
+#[derive(Debug)]
+pub enum BodyParts<B> {
+    /// The body of the service, and the concurrency that is held until it ends, if any.
+    Service(B, Option<Hold>),
+    /// The text of a refusal.
+    Refusal(Bytes),
+}
+
+/// Concurrency that a request holds. It is given back when this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it ends the request"]
+pub struct Hold(#[expect(dead_code, reason = "it is only dropped")] Box<PendingCharges>);
 
 /// An empty body, for middleware around this one that answers by itself.
 impl<B> Default for ResponseBody<B> {
