@@ -30,7 +30,6 @@
 mod error;
 mod keys;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -45,16 +44,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::dangerous::insecure_decode_claims;
 use jsonwebtoken::{Algorithm, decode_header};
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::value::RawValue;
 use threshold_core::Timestamp;
 use threshold_core::policy::{Claims, Jwt, MAX_TOKEN, Policy, TokenError, TokenVerifier};
 
 pub use error::{KeyError, KeyFault};
 use keys::Keys;
 
-/// The tolerated difference between the clocks of the issuer and of this machine, in seconds.
-const LEEWAY: f64 = 60.0;
+use crate::token::Payload;
+
 /// The largest file of keys, in bytes. A JWKS has some kilobytes.
 pub const MAX_KEY_FILE: usize = 1 << 20;
 
@@ -137,31 +134,6 @@ impl Verifier {
     pub fn skipped_keys(&self) -> Vec<String> {
         self.keys.load().skipped()
     }
-
-    /// Checks the claims of a token whose signature is verified.
-    fn check_claims(&self, payload: &Payload, now: Timestamp) -> Result<(), TokenError> {
-        let now = seconds(now);
-        // A token without an end would be valid for ever.
-        let expires = payload.date("exp")?.ok_or(TokenError::NoExpiry)?;
-        if now >= expires + LEEWAY {
-            return Err(TokenError::Expired);
-        }
-        if payload.date("nbf")?.is_some_and(|begins| now + LEEWAY < begins) {
-            return Err(TokenError::NotYetValid);
-        }
-        if let Some(iss) = &self.iss
-            && payload.text("iss").as_deref() != Some(iss)
-        {
-            return Err(TokenError::Issuer);
-        }
-        // RFC 7519, 4.1.3: a token that names audiences is for nobody else.
-        let audiences = payload.audiences()?;
-        match (&self.aud, audiences) {
-            (None, None) => Ok(()),
-            (Some(aud), Some(audiences)) if audiences.iter().any(|own| **own == **aud) => Ok(()),
-            _ => Err(TokenError::Audience),
-        }
-    }
 }
 
 /// Returns why the header of a token was not decoded. `jsonwebtoken` knows neither `none` nor other algorithms that no key is
@@ -203,75 +175,13 @@ impl TokenVerifier for Verifier {
         }
         // The signature was verified above, which is the check that this function leaves out.
         let payload: Payload = insecure_decode_claims(token).map_err(|_| TokenError::Malformed)?;
-        self.check_claims(&payload, now)?;
-        Ok(payload.claims())
+        payload.verified(self.iss.as_deref(), self.aud.as_deref(), now)
     }
 }
 
 impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier").field("alg", &self.alg).finish_non_exhaustive()
-    }
-}
-
-/// The claims of a token as they are written, so that no number is rounded.
-struct Payload(BTreeMap<String, Box<RawValue>>);
-
-impl Payload {
-    /// Returns a claim that is a string.
-    fn text(&self, name: &str) -> Option<String> {
-        serde_json::from_str(self.0.get(name)?.get()).ok()
-    }
-
-    /// Returns a claim that is a date: Unix seconds, perhaps with a fraction (RFC 7519, 2).
-    fn date(&self, name: &str) -> Result<Option<f64>, TokenError> {
-        let Some(raw) = self.0.get(name) else { return Ok(None) };
-        serde_json::from_str(raw.get()).map(Some).map_err(|_| TokenError::Malformed)
-    }
-
-    /// Returns the audiences: a string, or a list of strings.
-    fn audiences(&self) -> Result<Option<Vec<String>>, TokenError> {
-        let Some(raw) = self.0.get("aud") else { return Ok(None) };
-        // RFC 7519, 4.1.3: a single audience may be a text instead of a list.
-        let one = || serde_json::from_str(raw.get()).map(|one| vec![one]);
-        let several = || serde_json::from_str(raw.get());
-        one().or_else(|_| several()).map(Some).map_err(|_| TokenError::Malformed)
-    }
-
-    /// Returns the claims that can be a name: strings, numbers and booleans.
-    fn claims(&self) -> Claims {
-        let usable = |raw: &RawValue| match raw.get().as_bytes().first()? {
-            b'"' => serde_json::from_str(raw.get()).ok(),
-            b't' | b'f' | b'-' | b'0'..=b'9' => Some(raw.get().to_owned()),
-            // Objects, arrays and null identify nobody.
-            _ => None,
-        };
-        self.0.iter().filter_map(|(name, raw)| Some((name.as_str(), usable(raw)?))).collect()
-    }
-}
-
-impl<'de> Deserialize<'de> for Payload {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
-            type Value = Payload;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Payload, A::Error> {
-                let mut members = BTreeMap::new();
-                while let Some((name, value)) = map.next_entry::<String, Box<RawValue>>()? {
-                    // Of two claims with one name, some parsers take the first and some the last.
-                    if members.insert(name, value).is_some() {
-                        return Err(serde::de::Error::custom("a claim comes twice"));
-                    }
-                }
-                Ok(Payload(members))
-            }
-        }
-        deserializer.deserialize_map(Members)
     }
 }
 
@@ -304,9 +214,4 @@ fn open(path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
     options.open(path)
-}
-
-fn seconds(at: Timestamp) -> f64 {
-    // Whole microseconds are exact until the year 2255.
-    at.micros() as f64 / 1e6
 }

@@ -37,6 +37,7 @@
 //! | `schemas` | `api`, and the JSON Schemas of these types |
 //! | `redis` | a store in Redis or Valkey, which several nodes share |
 //! | `partitions` | commands on a store of partitions, for stores such as `redis` |
+//! | `token` | bearer tokens, for a host that verifies their signatures by itself |
 //! | `jwt` | users, tenants and tiers from the claims of bearer tokens |
 
 #[cfg(feature = "api")]
@@ -57,6 +58,8 @@ pub mod store;
 mod sync;
 #[cfg(feature = "api")]
 pub mod tenant_config;
+#[cfg(feature = "token")]
+pub mod token;
 #[cfg(feature = "tower")]
 pub mod tower;
 

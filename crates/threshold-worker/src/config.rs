@@ -66,7 +66,10 @@ pub enum ConfigError {
         /// The name of the binding.
         binding: String,
     },
-    /// The policy takes names from tokens.
+    /// The key of tokens cannot be used.
+    #[error("[identity.jwt]: {0}")]
+    Key(String),
+    /// The policy takes names from tokens, and nothing verifies them.
     #[error(transparent)]
     Tokens(#[from] NoTokenVerifier),
 }

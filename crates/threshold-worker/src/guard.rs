@@ -10,7 +10,7 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use threshold_core::address::AddressSource;
-use threshold_core::policy::Seen;
+use threshold_core::policy::{Claims, Seen};
 use threshold_limiter::Limiter;
 use threshold_limiter::limiter::LimiterBuilder;
 use threshold_limiter::tower::{Identified, RequestBody, Runtime as _, ThresholdLayer};
@@ -28,6 +28,7 @@ use crate::api;
 use crate::clock::DateClock;
 use crate::config::{Config, ConfigError, UPSTREAM};
 use crate::events::{self, Events};
+use crate::jwt::{Signed, Tokens};
 use crate::message::{self, JsBody};
 use crate::runtime::{EventRuntime, NoEvent};
 use crate::store::ObjectStore;
@@ -63,6 +64,7 @@ pub struct Guard {
     events: Arc<Events>,
     layer: ThresholdLayer,
     tenants: Option<Tenants>,
+    tokens: Option<Arc<Tokens>>,
     config: Config,
 }
 
@@ -76,7 +78,14 @@ impl Guard {
         let policy = config.policy(env)?;
         // The platform vouches for the address of the client and for nothing else, so no header names a tenant or a user.
         let forwarded = policy.identity().address.sources.contains(&AddressSource::XForwardedFor);
-        let policy = policy.without_trusted_proxies();
+        let mut policy = policy.without_trusted_proxies();
+        let tokens = match &policy.identity().jwt {
+            Some(settings) => Some(Arc::new(Tokens::new(settings).await?)),
+            None => None,
+        };
+        if let Some(tokens) = &tokens {
+            policy = policy.with_token_verifier(Arc::<Tokens>::clone(tokens));
+        }
         config.check_bindings(env, &policy)?;
         let store = Arc::new(ObjectStore::new(env.clone()));
         let events = Arc::new(Events::new(env));
@@ -88,7 +97,7 @@ impl Guard {
         // Only this Worker inserts extensions.
         let layer = layer.identify(|parts: &Parts| parts.extensions.get::<Identified>().cloned().unwrap_or_default());
         let tenants = Tenants::of(env, &limiter);
-        Ok(Self { limiter, store, events, layer, tenants, config })
+        Ok(Self { limiter, store, events, layer, tenants, tokens, config })
     }
 
     /// Answers a request: a call of the API, or a request for the upstream.
@@ -154,19 +163,26 @@ impl Guard {
         if let Some(authority) = request.uri().authority().and_then(|own| HeaderValue::from_str(own.as_str()).ok()) {
             request.headers_mut().insert(HOST, authority);
         }
+        let signed = match &self.tokens {
+            Some(tokens) => tokens.signed(&self.limiter.policy(), request.headers()).await,
+            None => None,
+        };
         if let Some(tenants) = &self.tenants
-            && let Some(tenant) = self.tenant(&request)
+            && let Some(tenant) = self.tenant(&request, signed.as_ref().and_then(Signed::claims))
         {
             tenants.load(&tenant).await;
         }
         let runtime = upstream.runtime.clone();
         let mut service = self.layer.clone().runtime(Arc::new(runtime.clone())).layer(upstream);
-        let response = service.call(request).await?;
+        let response = match &self.tokens {
+            Some(tokens) => tokens.with_signed(signed, || service.call(request)).await?,
+            None => service.call(request).await?,
+        };
         message::write_response(response, &runtime)
     }
 
     /// Returns the tenant of a request, as the layer finds it.
-    fn tenant(&self, request: &Request<JsBody>) -> Option<String> {
+    fn tenant(&self, request: &Request<JsBody>, claims: Option<&Claims>) -> Option<String> {
         let given = request.extensions().get::<Identified>().and_then(|identity| identity.tenant.clone());
         given.or_else(|| {
             let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
@@ -175,7 +191,7 @@ impl Guard {
                 headers: None,
                 host,
                 path: Some(request.uri().path()),
-                claims: None,
+                claims,
             };
             self.limiter.policy().identity().tenant.as_ref()?.find(&seen)
         })

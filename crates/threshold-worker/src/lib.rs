@@ -10,6 +10,7 @@ pub mod config;
 pub mod events;
 pub mod guard;
 mod identity;
+mod jwt;
 mod message;
 pub mod object;
 pub mod runtime;

@@ -5,6 +5,7 @@
 // WORKER is a folder that tools/build has made.
 
 import assert from "node:assert/strict";
+import { createHmac, generateKeyPairSync, sign as createSign } from "node:crypto";
 import http from "node:http";
 import { createRequire } from "node:module";
 import net from "node:net";
@@ -458,6 +459,115 @@ const tests = {
     assert.equal(up.seen.pop().headers["x-name"], "caf\xe9");
     up.close();
     return worker;
+  },
+
+  async "a name comes from a token that verifies, and from no other"() {
+    const encode = (value) => Buffer.from(typeof value === "string" ? value : JSON.stringify(value)).toString("base64url");
+    const signed = (header, claims, sign) => {
+      const message = `${encode(header)}.${encode(claims)}`;
+      return `${message}.${sign(message).toString("base64url")}`;
+    };
+    const hmac = (secret) => (message) => createHmac("sha256", secret).update(message).digest();
+    const now = Math.floor(Date.now() / 1000);
+    const [secret, other] = ["a secret of at least thirty-two bytes", "another secret of thirty-two bytes.."];
+    const claims = { sub: "alice", team: "acme", plan: "paid", exp: now + 600, iss: "https://id.example.com" };
+    const HS256 = { alg: "HS256", typ: "JWT" };
+    const policy = (alg) => `
+      [identity]
+      client_ip = "cf-connecting-ip"
+      tenant = "claim:team"
+      user = "claim:sub"
+      tier = "claim:plan"
+      default_tier = "free"
+      [identity.jwt]
+      alg = "${alg}"
+      key = "\${JWT_KEY}"
+      iss = "https://id.example.com"
+      [tiers.free]
+      reads = "1/h"
+      [tiers.paid]
+      reads = "3/h"
+      [[rule]]
+      name = "user"
+      per = ["tenant", "user"]
+      limit = "tier:reads"
+      `;
+    const remaining = async (worker, token, ip) => {
+      const headers = { "cf-connecting-ip": ip, "x-user": "forged", "x-tenant": "forged", "x-tier": "paid" };
+      const answer = await worker.dispatchFetch("http://own/", { headers: { ...headers, ...(token && { authorization: `Bearer ${token}` }) } });
+      return [answer.status, Number(answer.headers.get("x-ratelimit-limit"))];
+    };
+    const worker = own({ THRESHOLD_POLICY: policy("HS256"), JWT_KEY: secret });
+    const valid = signed(HS256, claims, hmac(secret));
+    // Four of one user, from four addresses.
+    const answers = await repeat(4, (at) => remaining(worker, valid, `203.0.113.${at}`));
+    assert.deepEqual(answers, [[200, 3], [200, 3], [200, 3], [429, 3]]);
+    const bad = {
+      none: `${encode({ alg: "none" })}.${encode(claims)}.`,
+      "none in other letters": `${encode({ alg: "nOnE" })}.${encode(claims)}.`,
+      forged: signed(HS256, claims, hmac(other)),
+      changed: valid.replace(/\.[^.]*\./, `.${encode({ ...claims, sub: "bob" })}.`),
+      unsigned: valid.replace(/[^.]*$/, ""),
+      expired: signed(HS256, { ...claims, exp: now - 61 }, hmac(secret)),
+      endless: signed(HS256, { ...claims, exp: undefined }, hmac(secret)),
+      early: signed(HS256, { ...claims, nbf: now + 120 }, hmac(secret)),
+      issuer: signed(HS256, { ...claims, iss: "https://evil.example.com" }, hmac(secret)),
+      audience: signed(HS256, { ...claims, aud: "another" }, hmac(secret)),
+      critical: signed({ ...HS256, crit: ["x"] }, claims, hmac(secret)),
+      algorithm: signed({ alg: "HS512" }, claims, (message) => createHmac("sha512", secret).update(message).digest()),
+      twice: signed(HS256, JSON.stringify(claims).replace("{", '{"sub":"bob",'), hmac(secret)),
+      long: signed(HS256, { ...claims, pad: "x".repeat(9000) }, hmac(secret)),
+      nothing: "",
+      dots: "..",
+    };
+    let at = 10;
+    for (const [name, token] of Object.entries(bad)) {
+      at += 1;
+      // It counts by its address, in the lowest tier.
+      assert.deepEqual(await repeat(2, () => remaining(worker, token, `203.0.113.${at}`)), [[200, 1], [429, 1]], name);
+    }
+    await worker.dispose();
+
+    const pair = {
+      RS256: generateKeyPairSync("rsa", { modulusLength: 2048 }),
+      ES256: generateKeyPairSync("ec", { namedCurve: "P-256" }),
+      EdDSA: generateKeyPairSync("ed25519"),
+    };
+    for (const [alg, { publicKey, privateKey }] of Object.entries(pair)) {
+      const sign = (message) => createSign(alg === "EdDSA" ? null : "sha256", Buffer.from(message), { key: privateKey, dsaEncoding: "ieee-p1363" });
+      const pem = publicKey.export({ type: "spki", format: "pem" });
+      const jwks = JSON.stringify({ keys: [{ kty: "oct", k: "AAAA" }, { ...publicKey.export({ format: "jwk" }), kid: "one", use: "sig" }] });
+      for (const key of [pem, jwks]) {
+        const worker = own({ THRESHOLD_POLICY: policy(alg), JWT_KEY: key });
+        assert.deepEqual(await remaining(worker, signed({ alg, kid: "one" }, claims, sign), "203.0.113.1"), [200, 3], alg);
+        // The public key is known to everyone, and is no secret.
+        const confused = signed(HS256, claims, hmac(key));
+        assert.deepEqual(await remaining(worker, confused, "203.0.113.2"), [200, 1], alg);
+        assert.deepEqual(await remaining(worker, signed({ alg, kid: "one" }, claims, () => sign("another")), "203.0.113.3"), [200, 1], alg);
+        if (key === jwks) {
+          assert.deepEqual(await remaining(worker, signed({ alg, kid: "two" }, claims, sign), "203.0.113.4"), [200, 1], alg);
+        }
+        await worker.dispose();
+      }
+    }
+
+    const weak = generateKeyPairSync("rsa", { modulusLength: 1024 }).publicKey.export({ type: "spki", format: "pem" });
+    const wrong = [
+      [policy("HS256"), "too short"],
+      [policy("HS256"), pair.RS256.publicKey.export({ type: "spki", format: "pem" })],
+      [policy("HS256"), '{"a secret": "of at least thirty-two bytes"}'],
+      [policy("RS256"), secret],
+      [policy("RS256"), weak],
+      [policy("RS256"), pair.RS256.privateKey.export({ type: "pkcs8", format: "pem" })],
+      [policy("ES256"), pair.RS256.publicKey.export({ type: "spki", format: "pem" })],
+      [policy("RS256").replace("key = ", "key_file = "), "/keys.json"],
+    ];
+    for (const [policy, key] of wrong) {
+      const worker = own({ THRESHOLD_POLICY: policy, JWT_KEY: key });
+      const answer = await worker.dispatchFetch("http://own/", { headers: { "cf-connecting-ip": "203.0.113.1" } });
+      assert.deepEqual([answer.status, await answer.text()], [500, '{"error":"misconfigured"}'], key);
+      await worker.dispose();
+    }
   },
 
   async "the token stays at the door, and a call is read no further than its bound"() {
