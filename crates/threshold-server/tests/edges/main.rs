@@ -183,6 +183,60 @@ fn the_largest_preset_starts_everywhere() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// The script that operators run against an edge finds at which request each rule denies.
+#[test]
+fn the_edge_check_reports_where_each_rule_denies() {
+    let folder = Folder::new("edge-check");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let policy = root.join("policies/grove.toml");
+    let port = free_port();
+    let edge = folder.file("edge.cfg", &export("haproxy", &policy));
+    let own = folder.file(
+        "own.cfg",
+        &format!("frontend web from threshold\n    bind 127.0.0.1:{port}\n    http-request return status 200 string ok content-type text/plain\n"),
+    );
+    let _haproxy = Running::start(Command::new("haproxy").arg("-db").arg("-f").arg(&edge).arg("-f").arg(&own), port);
+    let check = |rules: &[&str]| {
+        let mut command = Command::new("python3");
+        command.arg(root.join("deploy/edge-check")).arg(&policy).arg(format!("http://127.0.0.1:{port}"));
+        let output = command.args(rules.iter().flat_map(|rule| ["--rule", rule])).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), text, String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text, errors) = check(&[]);
+    assert_eq!((code, errors.as_str()), (Some(0), ""), "{text}");
+    // What was sent for the other rules counts for the one without a match: 51 + 101 + 501 + 348 = 1,001.
+    for expected in [
+        "edge-auth: 429 at request 51; the limit is 50/5min; Retry-After: 300; {\"error\":\"auth_rate_limited\",\"retry_after\":300}",
+        "edge-uploads: 429 at request 101; the limit is 100/h",
+        "edge-ai: 429 at request 501; the limit is 500/day",
+        "edge: 429 at request 348, after 653 of other rules; the limit is 1000/min; Retry-After: 60",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+    let (code, _, errors) = check(&["nope"]);
+    assert!(code == Some(1) && errors.contains("no rule by address is called nope"), "{errors}");
+}
+
+/// A host that limits nothing is found out.
+#[test]
+fn the_edge_check_fails_without_limits() {
+    let folder = Folder::new("edge-check-open");
+    let policy = folder.file("policy.toml", "[[rule]]\nname = 'few'\nlayer = 'edge'\nper = ['ip']\nlimit = '20/min'\n");
+    let port = free_port();
+    let own = folder.file(
+        "own.cfg",
+        &format!("defaults\n    mode http\n    timeout client 5s\nfrontend web\n    bind 127.0.0.1:{port}\n    http-request return status 200 string ok content-type text/plain\n"),
+    );
+    let _haproxy = Running::start(Command::new("haproxy").arg("-db").arg("-f").arg(&own), port);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/edge-check");
+    let output =
+        Command::new("python3").arg(script).arg(&policy).arg(format!("http://127.0.0.1:{port}")).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("few: no 429 within 24 requests"), "{text}");
+}
+
 fn parsed(text: &str) -> Value {
     let python = std::env::var_os("THRESHOLD_HCL_PYTHON")
         .unwrap_or_else(|| panic!("THRESHOLD_HCL_PYTHON names no Python with python-hcl2"));
