@@ -331,8 +331,9 @@ impl<R: Rows> ObjectRecords<'_, R> {
 #[cfg(test)]
 mod tests {
     use threshold_core::command::{Answer, Command, KeyMoves, execute};
+    use threshold_core::limit::{Algorithm, Anchor, LimitOptions};
     use threshold_core::lockout::{AttemptOutcome, LoginRequest};
-    use threshold_core::{Policy, Secret, Secrets};
+    use threshold_core::{Facts, Policy, Secret, Secrets};
 
     use super::*;
 
@@ -410,5 +411,53 @@ mod tests {
         rows.run(&Command::Rekey(KeyMoves { accounts: vec![(old, new)], ..KeyMoves::default() }));
         assert_eq!((rows.until(Kind::Account), rows.0.len()), (until, 1));
         assert!(until.is_some_and(|until| until < Timestamp::MAX));
+    }
+
+    /// The page on Cloudflare states these sizes: a balance in the packed row, with its key.
+    #[test]
+    fn a_limit_takes_the_documented_bytes() {
+        let size = |options: LimitOptions, text: &str| {
+            let (limit, mut balance) = (options.parse(text).unwrap(), Balance::default());
+            assert!(balance.check(&limit, 1, NOW, TraceId::from_u128(1)).look.allowed);
+            let mut packed = Packed::from_row(None).unwrap();
+            let bytes = balance.to_bytes(Format::PRESENT);
+            assert!(packed.save(Digest::from_u128(1), &bytes, Timestamp::MAX, NOW).unwrap());
+            let Some(Change::Write { bytes, .. }) = packed.into_change() else { panic!("nothing was written") };
+            // Without the byte of the row's version.
+            bytes.len() - 1
+        };
+        let of = |algorithm| LimitOptions::new().algorithm(algorithm);
+        let sizes = [
+            size(of(Algorithm::TokenBucket), "100/min"),
+            size(of(Algorithm::FixedWindow).anchor(Anchor::First), "100/h"),
+            size(of(Algorithm::SlidingEstimate), "100/h"),
+        ];
+        assert_eq!(sizes, [34, 34, 35]);
+    }
+
+    /// The page on Cloudflare states these figures for the policy `grove`: how many rows a request writes, and the bytes of a user's
+    /// strikes.
+    #[test]
+    fn a_request_writes_the_documented_rows() {
+        let policy = Policy::parse(include_str!("../../../../policies/grove.toml"), &|_| None).unwrap();
+        let facts = Facts {
+            ip: Some([203, 0, 113, 7].into()),
+            tenant: Some("acme"),
+            user: Some("u1"),
+            method: Some("POST"),
+            path: Some("/api/comments"),
+            host: Some("acme.grove.place"),
+            ..Facts::default()
+        };
+        let mut rows = Map::default();
+        let mut strikes = 0;
+        for _ in 0..2_000 {
+            rows.run(&policy.plan(&facts).unwrap().to_command());
+            let standings = rows.0.iter().filter(|(key, _)| key.kind == Kind::Standing);
+            // A row has its kind, id and end beside the value.
+            strikes = strikes.max(standings.map(|(_, (bytes, _))| bytes.len() + 1 + 16 + 8).sum());
+        }
+        assert_eq!(rows.0.keys().map(|key| key.kind).collect::<Vec<_>>(), [Kind::Packed, Kind::Standing]);
+        assert_eq!(strikes, 60);
     }
 }
