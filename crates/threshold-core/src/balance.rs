@@ -75,6 +75,12 @@ impl Balance {
         if self.is_blocked(now) { 0 } else { limit.remaining_if_lost(&self.state, now) }
     }
 
+    /// Returns this balance without its block.
+    #[must_use]
+    pub fn without_block(&self) -> Self {
+        Self { blocked_until: Timestamp::EPOCH, ..self.clone() }
+    }
+
     /// Denies every cost until `until`, unless it is denied for longer already.
     pub fn block(&mut self, until: Timestamp) {
         self.blocked_until = self.blocked_until.max(until);

@@ -18,6 +18,8 @@
 //! This module sends nothing. A store carries out each [round](Split::round), hands in the [outcomes](Split::answered), and
 //! [joins](Split::join) them in the end.
 
+mod mixed;
+
 use arrayvec::ArrayVec;
 
 use crate::bill::{Bill, OwnedBill};
@@ -28,6 +30,8 @@ use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
 use crate::receipt::Receipt;
 use crate::settle::{Escalation, Outcome, Settled, bit};
 use crate::time::Timestamp;
+
+pub use mixed::{Mixed, Side};
 
 /// The largest number of partitions of one bill: one for each key on it.
 const MAX_PARTS: usize = MAX_CHARGES + MAX_SUBJECTS;
@@ -220,11 +224,7 @@ impl Split {
     }
 
     fn denies(&self, part: &Part, outcome: &Outcome) -> bool {
-        let charges = part.charges.iter().filter_map(|place| self.bill.charges.get(*place));
-        let full = charges
-            .zip(&outcome.settled)
-            .any(|(charge, settled)| charge.terms.enforced && !settled.look.allowed && !settled.lifted);
-        full || outcome.escalations.iter().any(|strike| !strike.rung.allows())
+        part.denies(&self.bill, outcome)
     }
 
     /// Returns the commands that give back the charges of all settled parts.
@@ -266,6 +266,15 @@ fn part_of(whole: &OwnedBill, part: &Part, charges: bool, is_last: bool) -> Owne
 }
 
 impl Part {
+    /// Returns whether a limit or a rung of this part denies the request.
+    fn denies(&self, bill: &OwnedBill, outcome: &Outcome) -> bool {
+        let charges = self.charges.iter().filter_map(|place| bill.charges.get(*place));
+        let full = charges
+            .zip(&outcome.settled)
+            .any(|(charge, settled)| charge.terms.enforced && !settled.look.allowed && !settled.lifted);
+        full || outcome.escalations.iter().any(|strike| !strike.rung.allows())
+    }
+
     /// Adds the outcome of this partition to that of the whole bill. Where it is `uncharged`, its charges were only looked at or
     /// are given back.
     fn join(&self, outcome: &Outcome, uncharged: bool, whole: &mut Outcome) {

@@ -47,6 +47,21 @@ impl Plan<'_> {
 
     /// Does the second half of [`decide`](Self::decide) on a decision that this plan has [prepared](Self::prepare).
     pub fn conclude(&self, outcome: &Outcome, decision: &mut Decision) {
+        self.conclude_whole(outcome, decision);
+        if outcome.unread != 0 {
+            self.remove_unread(outcome, decision);
+        }
+    }
+
+    /// Removes the readings of limits that were not looked at. They allow, so one of them binds only if there is no other.
+    #[cold]
+    fn remove_unread(&self, outcome: &Outcome, decision: &mut Decision) {
+        let is_unread = |index: usize| self.met.get(index).is_some_and(|met| !outcome.is_read(met.charge));
+        decision.binding = decision.binding.filter(|binding| !is_unread(*binding));
+        decision.remove_readings(is_unread);
+    }
+
+    fn conclude_whole(&self, outcome: &Outcome, decision: &mut Decision) {
         // The store's clock, not the host's: the times in the outcome are by it, and `Retry-After` is the difference of
         // two of them.
         let now = outcome.at;
@@ -67,6 +82,7 @@ impl Plan<'_> {
             Some(Listed::Allow) => return,
             None => {}
         }
+        decision.degraded = outcome.degraded;
         // Set first, so that denials are marked as well: the budget may have been used up by other callers.
         if outcome.has_stand_ins() {
             decision.degraded = Some(Degraded::SharedBudget);
@@ -195,7 +211,10 @@ impl Plan<'_> {
     pub fn decide_as_full(&self, outcome: &Outcome) -> Decision {
         let now = outcome.at;
         // The limit that the client would have expected to hit first, by the figures that it has been reading.
-        let tightest = self.decide(outcome).binding;
+        let mut decision = Decision::default();
+        self.prepare(&mut decision);
+        self.conclude_whole(outcome, &mut decision);
+        let tightest = decision.binding;
         let full = tightest.and_then(|binding| self.met.get(binding)).map(|met| met.charge);
         let mut uncharged = outcome.clone();
         for (index, (settled, charge)) in uncharged.settled.iter_mut().zip(&self.bill.charges).enumerate() {
@@ -213,7 +232,6 @@ impl Plan<'_> {
                 settled.look.available = 0;
             }
         }
-        let mut decision = Decision::default();
         self.prepare(&mut decision);
         decision.at = now;
         self.read(&uncharged, &mut decision);
@@ -230,6 +248,9 @@ impl Plan<'_> {
             decision.warned_by =
                 subject.map(|subject| WarnedBy { ladder: subject.ladder_index, until: now.plus(subject.ladder.decay) });
             decision.warning = decision.warned_by.is_some();
+        }
+        if outcome.unread != 0 {
+            self.remove_unread(outcome, &mut decision);
         }
         decision
     }

@@ -130,7 +130,8 @@ impl Plan<'_> {
         let is_whole = in_one_step || bill.partitions().len() <= 1;
         let by_limit = bill.subjects.is_empty() && is_whole;
         let looks = is_genuine && (outcome.penalty.is_some() || by_limit);
-        let balances = bill.charges.iter().zip(&outcome.settled).filter_map(move |(charge, settled)| {
+        let read = bill.charges.iter().zip(&outcome.settled).enumerate().filter(|(index, _)| outcome.is_read(*index));
+        let balances = read.filter_map(move |(_, (charge, settled))| {
             // Under a penalty, a full limit of a bill that spans partitions is left out for the same reason as without one.
             let is_certain = settled.look.allowed || is_whole;
             let Charge { key, limit, cost, terms, .. } = *charge;

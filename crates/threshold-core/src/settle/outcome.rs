@@ -2,6 +2,7 @@
 
 use arrayvec::ArrayVec;
 
+use crate::decision::Degraded;
 use crate::key::Digest;
 use crate::ladder::{Penalty, Rung};
 use crate::limit::{Look, Mark};
@@ -37,6 +38,11 @@ pub struct Outcome {
     pub(crate) changed_balances: u16,
     /// One bit for each subject whose standing changed.
     pub(crate) changed_standings: u8,
+    /// One bit for each charge that was not looked at, so that nothing is known of its limit. It is not sent: whoever settles a bill
+    /// for another process looks at all of it.
+    pub(crate) unread: u16,
+    /// Why part of the bill was settled without its records. It is not sent either.
+    pub(crate) degraded: Option<Degraded>,
 }
 
 /// The result of one charge.
@@ -95,6 +101,16 @@ impl Outcome {
         self.penalty.is_some()
     }
 
+    /// Returns whether the `index`th charge was looked at.
+    pub(crate) fn is_read(&self, index: usize) -> bool {
+        self.unread & bit(index) == 0
+    }
+
+    /// Marks the decision as one that was made without some of the records.
+    pub fn degrade(&mut self, reason: Degraded) {
+        self.degraded = Some(reason);
+    }
+
     /// Returns whether anything must be saved. A denial usually changes nothing.
     #[must_use]
     pub fn changed(&self) -> bool {
@@ -148,6 +164,8 @@ impl Outcome {
         self.behind_ban = Timestamp::EPOCH;
         self.changed_balances = 0;
         self.changed_standings = 0;
+        self.unread = 0;
+        self.degraded = None;
     }
 
     pub(super) fn mark_balance(&mut self, index: usize) {
