@@ -175,7 +175,7 @@ async fn check(
     let policy = limiter.policy();
     let (decision, _) = limiter.decide_under(&policy, Verb::Check, &facts).await?;
     let status = if decision.unavailable() { 503 } else { 200 };
-    Ok((status, Answer::new(&decision, &policy).to_json()))
+    Ok((status, Answer::new(&decision, &policy).approximating_eventual().to_json()))
 }
 
 async fn limit(limiter: &ObjectLimiter, body: &[u8]) -> core::result::Result<(u16, Vec<u8>), ApiError> {

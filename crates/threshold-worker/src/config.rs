@@ -1,12 +1,13 @@
 //! The settings of a Worker, from its bindings.
 
 use http::Uri;
-use threshold_core::policy::RecordPlace;
+use threshold_core::policy::{Consistency, RecordPlace, Rule};
 use threshold_core::{Policy, PolicyError, Secret, Secrets};
 use threshold_limiter::tower::NoTokenVerifier;
-use worker::Env;
+use worker::wasm_bindgen::JsValue;
+use worker::{Env, js_sys};
 
-use crate::store::DEFAULT_BINDING;
+use crate::store::{DEFAULT_BINDING, DEFAULT_NAMESPACE};
 
 /// The KV namespace with the policy.
 pub const POLICY_KV: &str = "THRESHOLD_CONFIG";
@@ -66,6 +67,17 @@ pub enum ConfigError {
         /// The name of the binding.
         binding: String,
     },
+    /// An eventual rule names a binding that is not a KV namespace.
+    #[error("the rule \"{rule}\" is eventual and needs the binding {binding} of a KV namespace")]
+    NoNamespace {
+        /// The name of the rule.
+        rule: String,
+        /// The name of the binding.
+        binding: String,
+    },
+    /// An eventual rule counts by the outcome of requests.
+    #[error("the rule \"{0}\" is eventual and has `count`: KV gives nothing back, so every request would count")]
+    CountsByOutcome(String),
     /// The key of tokens cannot be used.
     #[error("[identity.jwt]: {0}")]
     Key(String),
@@ -104,12 +116,17 @@ impl Config {
         Ok(Self { text: policy(env).await?, secret: secrets(env)?, token, upstream })
     }
 
-    /// Checks that the bindings of all rules exist. A missing one would fail every request, or let it pass unlimited.
+    /// Checks that the bindings of all rules exist and are of the right kind. A missing one would fail every request, or let it pass
+    /// unlimited.
     ///
     /// # Errors
-    /// Fails for the first rule whose binding is missing.
+    /// Fails for the first rule whose binding is missing, and for one that its store cannot keep.
     pub fn check_bindings(&self, env: &Env, policy: &Policy) -> Result<(), ConfigError> {
         for rule in policy.rules() {
+            if rule.consistency == Consistency::Eventual {
+                check_namespace(env, rule)?;
+                continue;
+            }
             let binding = rule.place.as_ref().map_or(DEFAULT_BINDING, RecordPlace::binding);
             if env.durable_object(binding).is_err() {
                 return Err(ConfigError::NoObjects {
@@ -134,6 +151,21 @@ impl Config {
     pub fn policy(&self, env: &Env) -> Result<Policy, ConfigError> {
         Ok(Policy::parse(&self.text, &|name| text(env, name))?)
     }
+}
+
+fn check_namespace(env: &Env, rule: &Rule) -> Result<(), ConfigError> {
+    let binding = rule.place.as_ref().map_or(DEFAULT_NAMESPACE, RecordPlace::binding);
+    let field = |of: &JsValue, name: &str| js_sys::Reflect::get(of, &name.into()).unwrap_or(JsValue::UNDEFINED);
+    let namespace = field(env, binding);
+    // Buckets and objects have `get` too, and only a namespace has these two.
+    if namespace.is_undefined() || !["put", "getWithMetadata"].iter().all(|name| field(&namespace, name).is_function())
+    {
+        return Err(ConfigError::NoNamespace { rule: rule.name.to_string(), binding: binding.to_owned() });
+    }
+    if rule.count.is_some() {
+        return Err(ConfigError::CountsByOutcome(rule.name.to_string()));
+    }
+    Ok(())
 }
 
 /// Returns a variable or a secret.

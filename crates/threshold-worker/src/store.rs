@@ -1,5 +1,6 @@
-//! The store of a Worker: Durable Objects, each with the records of one identity.
+//! The store of a Worker: Durable Objects, each with the records of one identity, and KV for eventual rules.
 
+mod kv;
 mod places;
 mod rekey;
 
@@ -9,17 +10,22 @@ use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select};
 use threshold_core::bill::Charge;
+use threshold_core::decision::Degraded;
 use threshold_core::key::Partition;
-use threshold_core::plan::Subject;
-use threshold_core::policy::Placed;
-use threshold_core::{Answer, Command, Digest, Format, Outcome, Plan, Timestamp, TraceId};
+use threshold_core::plan::{Subject, Verb};
+use threshold_core::policy::{Consistency, OnStoreError, Placed};
+use threshold_core::receipt::Adjustment;
+use threshold_core::split::{Mixed, Side};
+use threshold_core::{Answer, Balance, Command, Digest, Format, Outcome, Plan, Timestamp, TraceId};
 use threshold_limiter::store::partitioned::{self, PartitionError, Partitions};
 use threshold_limiter::store::{Kind, Listed, Store, StoreError};
 use worker::send::{SendFuture, SendWrapper};
 use worker::{Delay, Env, Method, Request, RequestInit, Response, console_warn, js_sys};
 
 use crate::object::COMMAND;
-use places::{Object, Places};
+pub use kv::DEFAULT_NAMESPACE;
+use kv::{Kv, KvCharge, KvFailure};
+use places::{Place, Places};
 
 /// The binding of objects whose rule has no `place`.
 pub const DEFAULT_BINDING: &str = "THRESHOLD";
@@ -27,14 +33,15 @@ pub const DEFAULT_BINDING: &str = "THRESHOLD";
 /// How long a decision waits for an object. One that is started takes 100 to 500 ms, which is no outage.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// Durable Objects as a store.
+/// Durable Objects as a store, and KV for eventual rules.
 ///
-/// It is created once for each isolate. Commands that give back what another object has denied are sent after the answer:
-/// [`send_later`](Self::send_later) sends them.
+/// It is created once for each isolate. Commands that give back what another object has denied, and writes of KV that follow another
+/// one within a second, are sent after the answer: [`send_later`](Self::send_later) sends them.
 pub struct ObjectStore {
     env: SendWrapper<Env>,
     places: Mutex<Places>,
-    later: Mutex<Vec<(Arc<Object>, Command)>>,
+    kv: Kv,
+    later: Mutex<Vec<(Arc<Place>, Command)>>,
     /// The time that objects are told and the beginning of their names, in tests.
     #[cfg(feature = "vectors")]
     now: Mutex<Option<Timestamp>>,
@@ -47,6 +54,7 @@ impl ObjectStore {
     #[must_use]
     pub fn new(env: Env) -> Self {
         Self {
+            kv: Kv::new(env.clone()),
             env: SendWrapper::new(env),
             places: Mutex::default(),
             later: Mutex::default(),
@@ -63,12 +71,13 @@ impl ObjectStore {
         Self { prefix, ..Self::new(env) }
     }
 
-    /// Sends the commands that give something back, and waits for them. A Worker calls it after each request, with `waitUntil`.
+    /// Sends the commands that give something back and the writes of KV that were put off, and waits for them. A Worker calls it after each request, with `waitUntil`.
     pub async fn send_later(&self) {
         let commands = std::mem::take(&mut *self.later.lock().unwrap_or_else(PoisonError::into_inner));
         // What fails here stays charged until its window ends: its outcome is unknown, and giving back twice would let too much
         // through.
-        join_all(commands.into_iter().map(|(object, command)| self.send(object, command))).await;
+        let given_back = join_all(commands.into_iter().map(|(object, command)| self.send(object, command)));
+        futures_util::future::join(given_back, self.kv.flush()).await;
     }
 
     /// Sets the time of all objects.
@@ -78,7 +87,7 @@ impl ObjectStore {
     }
 
     fn call(&self) -> Call<'_> {
-        Call { store: self, objects: Mutex::default() }
+        Call { store: self, objects: Mutex::default(), has_own_names: false }
     }
 
     /// Returns the binding and the name of the object of a key that was planned lately.
@@ -88,21 +97,21 @@ impl ObjectStore {
 
     /// Remembers the object of a key.
     pub(crate) fn learn(&self, key: Digest, binding: &str, name: String) {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).insert(key, binding, name);
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Place::object(binding, name));
     }
 
-    fn place(&self, key: Digest) -> Option<Arc<Object>> {
+    fn place(&self, key: Digest) -> Option<Arc<Place>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner).get(key)
     }
 
     /// Sends a command to an object and waits for its answer, at most until the deadline.
-    async fn send(&self, object: Arc<Object>, command: Command) -> Result<Answer, StoreError> {
+    async fn send(&self, object: Arc<Place>, command: Command) -> Result<Answer, StoreError> {
         let bytes = self.exchange(&object, COMMAND, &command.to_bytes(Format::PRESENT)).await?;
         Answer::from_bytes(&bytes).map_err(|_| StoreError::Unavailable)
     }
 
     /// Sends a body to a path of an object and waits for its answer, at most until the deadline.
-    async fn exchange(&self, object: &Object, path: &str, body: &[u8]) -> Result<Vec<u8>, StoreError> {
+    async fn exchange(&self, object: &Place, path: &str, body: &[u8]) -> Result<Vec<u8>, StoreError> {
         SendFuture::new(async move {
             let deadline = Delay::from(DEADLINE);
             let sent = std::pin::pin!(self.fetch(object, path, body));
@@ -114,7 +123,7 @@ impl ObjectStore {
         .await
     }
 
-    async fn fetch(&self, object: &Object, path: &str, body: &[u8]) -> Result<Vec<u8>, StoreError> {
+    async fn fetch(&self, object: &Place, path: &str, body: &[u8]) -> Result<Vec<u8>, StoreError> {
         let mut response = match self.ask(object, path, body).await {
             Ok(response) => response,
             Err(error) => {
@@ -135,7 +144,7 @@ impl ObjectStore {
         }
     }
 
-    async fn ask(&self, object: &Object, path: &str, body: &[u8]) -> worker::Result<Response> {
+    async fn ask(&self, object: &Place, path: &str, body: &[u8]) -> worker::Result<Response> {
         let namespace = self.env.durable_object(&object.binding)?;
         #[cfg(not(feature = "vectors"))]
         let stub = namespace.get_by_name(&object.name)?;
@@ -155,6 +164,106 @@ impl ObjectStore {
     }
 }
 
+/// A record of KV that was read, or that its rule lets pass unread.
+type Loaded<'c, 'p> = (&'c KvCharge<'p>, Option<Balance>);
+
+impl ObjectStore {
+    /// Settles a plan that has eventual rules: KV is looked at first, so that what it denies calls no object, and charged last.
+    async fn settle_mixed(
+        &self,
+        plan: &Plan<'_>,
+        eventual: &[KvCharge<'_>],
+        now: Timestamp,
+    ) -> Result<Outcome, StoreError> {
+        let mut degraded = None;
+        let mut loaded: Vec<Loaded<'_, '_>> = Vec::with_capacity(eventual.len());
+        for (charge, read) in eventual.iter().zip(self.kv.load(eventual, now).await) {
+            let read = match read {
+                Ok(balance) => Some(balance),
+                Err(failure) => {
+                    self.kv.warn_of(charge, &failure);
+                    degraded = Some(failure.reason());
+                    self.without_kv(charge, failure, now)?
+                }
+            };
+            loaded.push((charge, read));
+        }
+        let side = |key| match loaded.iter().find(|(charge, _)| charge.digest == key) {
+            None => Side::Strong,
+            Some((_, Some(_))) => Side::Eventual,
+            Some((_, None)) => Side::Unread,
+        };
+        let mixed = Mixed::new(plan.bill().to_owned(), side);
+        let read: Vec<_> = loaded.iter().filter_map(|(charge, read)| Some((*charge, read.clone()?))).collect();
+        let settle =
+            |charges| self.kv.settle(&mixed.eventual(charges).as_bill(), &read, now).map_err(|_| StoreError::Full);
+        let strong = match mixed.strong() {
+            None => None,
+            Some(bill) => {
+                let looked = settle(false)?;
+                if mixed.eventual_denies(&looked) && plan.verb() == Verb::Check {
+                    None
+                } else {
+                    let strong = partitioned::settle(&self.call(), Box::new(bill)).await?;
+                    if mixed.strong_denies(&strong) {
+                        return Ok(degrade(mixed.join(Some(&strong), &looked), degraded));
+                    }
+                    Some(strong)
+                }
+            }
+        };
+        // Others may have charged while the objects were asked, so that it can deny now. This step has no await.
+        let charged = settle(true);
+        let is_denied = charged.as_ref().map_or(true, |charged| mixed.eventual_denies(charged));
+        if let Some(command) = strong.as_ref().filter(|_| is_denied).and_then(|strong| mixed.give_back(strong)) {
+            self.give_back_later(&command);
+        }
+        let charged = charged?;
+        for (charge, failure) in self.kv.save(read.iter().map(|(charge, _)| *charge)).await {
+            self.kv.warn_of(charge, &failure);
+            degraded = Some(failure.reason());
+            // What was charged stays in this isolate: whether KV has it is not known.
+            if charge.on_error == OnStoreError::Closed && !is_denied && plan.verb() == Verb::Check {
+                if let Some(command) = strong.as_ref().and_then(|strong| mixed.give_back(strong)) {
+                    self.give_back_later(&command);
+                }
+                return Err(StoreError::Unavailable);
+            }
+        }
+        Ok(degrade(mixed.join(strong.as_ref(), &charged), degraded))
+    }
+
+    /// Returns what a rule is decided by while KV fails; `None` lets the request pass.
+    fn without_kv(
+        &self,
+        charge: &KvCharge<'_>,
+        failure: KvFailure,
+        now: Timestamp,
+    ) -> Result<Option<Balance>, StoreError> {
+        match charge.on_error {
+            OnStoreError::Open => Ok(None),
+            OnStoreError::Closed => Err(StoreError::Unavailable),
+            OnStoreError::Local if matches!(failure, KvFailure::Full) => Err(StoreError::Full),
+            OnStoreError::Local => self.kv.local(charge, now).map(Some).map_err(|_| StoreError::Full),
+        }
+    }
+
+    /// Gives back what objects were charged, after the answer.
+    fn give_back_later(&self, command: &Command) {
+        let Command::GiveBack(receipt) = command else { return };
+        let call = self.call();
+        let parts = Adjustment::giving_back(receipt).split(|key| call.partition(key)).into_iter();
+        call.execute_later(parts.map(|(partition, part)| (partition, Command::Adjust(Box::new(part)))).collect());
+    }
+}
+
+fn degrade(mut outcome: Outcome, reason: Option<Degraded>) -> Outcome {
+    if let Some(reason) = reason {
+        outcome.degrade(reason);
+    }
+    outcome
+}
+
 /// Returns whether the platform has refused a call because the object has too many. Such a call must not be repeated.
 fn is_overloaded(error: &worker::Error) -> bool {
     let value = error.to_js_value();
@@ -164,28 +273,46 @@ fn is_overloaded(error: &worker::Error) -> bool {
 impl Store for ObjectStore {
     fn learn_places<'p>(&self, places: &mut dyn FnMut() -> Vec<Placed<'p>>) {
         let mut known = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        for placed in places() {
-            let binding = placed.binding.unwrap_or(DEFAULT_BINDING);
-            known.insert(placed.key, binding, placed.name);
+        for Placed { key, binding, name, consistency } in places() {
+            // The vectors are about objects, and what they say of eventual rules holds on every exact store.
+            let is_eventual = consistency == Consistency::Eventual && !cfg!(feature = "vectors");
+            let place = if is_eventual {
+                Place { binding: binding.unwrap_or(DEFAULT_NAMESPACE).to_owned(), name, is_eventual }
+            } else {
+                let is_object = consistency != Consistency::Eventual;
+                Place::object(binding.filter(|_| is_object).unwrap_or(DEFAULT_BINDING), name)
+            };
+            known.insert(key, place);
         }
     }
 
-    async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
-        let bill = Box::new(plan.bill().to_owned());
+    async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         let charges = plan.charges().iter().map(Charge::key);
         let keys = charges.chain(plan.subjects().iter().map(Subject::key));
         // In another object a budget would be full again.
         if keys.into_iter().any(|key| self.place(key).is_none()) {
             return Err(StoreError::Unavailable);
         }
-        *outcome = partitioned::settle(&self.call(), bill).await?;
+        let eventual = Kv::charges(plan, now, |key| self.place(key));
+        *outcome = if eventual.is_empty() {
+            partitioned::settle(&self.call(), Box::new(plan.bill().to_owned())).await?
+        } else {
+            self.settle_mixed(plan, &eventual, now).await?
+        };
         Ok(())
     }
 
     async fn execute(&self, command: Command, _: Timestamp) -> Result<Answer, StoreError> {
         match command {
             Command::Rekey(moves) => self.rekey(moves).await,
-            command => partitioned::execute(&self.call(), command).await,
+            command => {
+                // These keys are no policy's.
+                let has_own_names = matches!(
+                    command,
+                    Command::Limit { .. } | Command::BeginRequest { .. } | Command::EndRequest { .. }
+                );
+                partitioned::execute(&Call { has_own_names, ..self.call() }, command).await
+            }
         }
     }
 
@@ -204,11 +331,18 @@ impl fmt::Debug for ObjectStore {
 /// One call of the store. The objects that it uses are numbered in the order in which they are found.
 struct Call<'s> {
     store: &'s ObjectStore,
-    objects: Mutex<Vec<Arc<Object>>>,
+    objects: Mutex<Vec<Arc<Place>>>,
+    /// Whether the keys of the command are the names of their objects.
+    has_own_names: bool,
 }
 
+/// The partition of keys whose place is not known. No object has it, so that a command on it fails.
+const NOWHERE: Partition = Partition::from_u16(u16::MAX);
+/// The partition of keys of KV.
+const IN_KV: Partition = Partition::from_u16(u16::MAX - 1);
+
 impl Call<'_> {
-    fn number(&self, object: Arc<Object>) -> Partition {
+    fn number(&self, object: Arc<Place>) -> Partition {
         let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
         let known = objects.iter().position(|own| *own == object);
         let number = known.unwrap_or_else(|| {
@@ -218,7 +352,7 @@ impl Call<'_> {
         Partition::from_u16(u16::try_from(number).unwrap_or(u16::MAX))
     }
 
-    fn object(&self, partition: Partition) -> Option<Arc<Object>> {
+    fn object(&self, partition: Partition) -> Option<Arc<Place>> {
         let objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
         objects.get(usize::from(partition.to_u16())).cloned()
     }
@@ -226,18 +360,25 @@ impl Call<'_> {
 
 impl Partitions for Call<'_> {
     fn partition(&self, key: Digest) -> Partition {
-        // A key that no policy has named, as that of a limit without a policy, is the name of its object itself.
-        let by_key = || Object::new(DEFAULT_BINDING, format!("key:{:032x}", key.to_u128()));
-        self.number(self.store.place(key).unwrap_or_else(|| Arc::new(by_key())))
+        let places = self.store.places.lock().unwrap_or_else(PoisonError::into_inner);
+        match places.find(key, self.has_own_names, DEFAULT_BINDING) {
+            None => NOWHERE,
+            Some(place) if place.is_eventual => IN_KV,
+            Some(place) => self.number(place),
+        }
     }
 
     async fn execute(&self, partition: Partition, command: Command) -> Result<Answer, PartitionError> {
+        // What KV has counted stays counted: another isolate may have read and written it since.
+        if partition == IN_KV && matches!(command, Command::Adjust(_) | Command::GiveBack(_)) {
+            return Ok(Answer::Done);
+        }
         let object = self.object(partition).ok_or(StoreError::Unavailable)?;
         Ok(self.store.send(object, command).await?)
     }
 
     fn home(&self, id: TraceId) -> Partition {
-        self.number(Arc::new(Object::new(DEFAULT_BINDING, format!("id:{id}"))))
+        self.number(Arc::new(Place::object(DEFAULT_BINDING, format!("id:{id}"))))
     }
 
     fn execute_later(&self, commands: Vec<(Partition, Command)>) {

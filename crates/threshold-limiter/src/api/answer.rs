@@ -2,7 +2,7 @@
 
 use threshold_core::decision::{Degraded, Reading};
 use threshold_core::plan::MAX_CHARGES;
-use threshold_core::policy::{Layer, Policy};
+use threshold_core::policy::{Consistency, Layer, Policy};
 use threshold_core::{Decision, Span, TraceId};
 
 use super::write::{EscapedStr, Json, Omittable, PlainStr, json_object, write_list};
@@ -43,6 +43,9 @@ json_object! {
         "degraded" degraded: bool,
         #[cfg_attr(feature = "schemas", schemars(with = "Option<String>"))]
         "degradedReason" degraded_reason: Option<PlainStr<'a>>,
+        /// True if one of the limits is counted by a store without atomic updates. Left out otherwise.
+        #[cfg_attr(feature = "schemas", schemars(with = "Option<bool>"))]
+        "approximate" approximate: Omittable<bool>,
         /// The receipt that /v1/refund takes.
         #[cfg_attr(feature = "schemas", schemars(with = "Option<String>"))]
         "receipt" receipt: Option<PlainStr<'a>>,
@@ -71,6 +74,9 @@ json_object! {
         "remaining" remaining: u64,
         "resetAt" reset_at: Option<u64>,
         "retryAfter" retry_after: Option<u64>,
+        /// True if the limit is counted by a store without atomic updates. Left out otherwise.
+        #[cfg_attr(feature = "schemas", schemars(with = "Option<bool>"))]
+        "approximate" approximate: Omittable<bool>,
     }
 }
 
@@ -101,11 +107,21 @@ impl<'a> Answer<'a> {
             banned: decision.banned(),
             degraded: decision.degraded.is_some(),
             degraded_reason: decision.degraded.map(Degraded::name).map(PlainStr),
+            approximate: Omittable(None),
             receipt: None,
             trace_id: decision.trace,
             reservation: Omittable(None),
-            limits: Limits { decision, policy },
+            limits: Limits { decision, policy, approximates_eventual: false },
         }
+    }
+
+    /// Marks the limits of eventual rules as approximate, for a store that counts them so.
+    #[must_use]
+    pub fn approximating_eventual(mut self) -> Self {
+        self.limits.approximates_eventual = true;
+        let is_approximate = self.limits.decision.readings.iter().any(|reading| self.limits.is_approximate(reading));
+        self.approximate = Omittable(is_approximate.then_some(true));
+        self
     }
 
     /// Adds the signed receipt of the charges, which is base64 and so needs no escaping.
@@ -151,6 +167,8 @@ impl<'a> Answer<'a> {
 pub(super) struct Limits<'a> {
     decision: &'a Decision,
     policy: &'a Policy,
+    /// Whether the store counts eventual rules approximately.
+    approximates_eventual: bool,
 }
 
 impl Json for Limits<'_> {
@@ -160,6 +178,11 @@ impl Json for Limits<'_> {
 }
 
 impl Limits<'_> {
+    fn is_approximate(&self, reading: &Reading) -> bool {
+        let rule = self.policy.rules().get(reading.rule());
+        self.approximates_eventual && rule.is_some_and(|rule| rule.consistency == Consistency::Eventual)
+    }
+
     fn one(&self, reading: &Reading) -> ReadingAnswer<'_> {
         let rule = self.policy.rules().get(reading.rule());
         ReadingAnswer {
@@ -171,6 +194,7 @@ impl Limits<'_> {
             remaining: reading.remaining,
             reset_at: reading.reset_at(self.decision.at),
             retry_after: reading.ready_at().map(|ready| ready.since(self.decision.at).secs_ceil()),
+            approximate: Omittable(self.is_approximate(reading).then_some(true)),
         }
     }
 }
