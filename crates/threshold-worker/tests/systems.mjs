@@ -4,9 +4,11 @@
 
 import { chatTenants } from "./systems/chat-tenants.mjs";
 import { serve } from "./systems/serve.mjs";
+import { telegramBot } from "./systems/telegram-bot.mjs";
+import { weatherApi } from "./systems/weather-api.mjs";
 import { stopAll } from "./systems/world.mjs";
 
-const systems = { serve, "chat-tenants": chatTenants };
+const systems = { serve, "chat-tenants": chatTenants, "telegram-bot": telegramBot, "weather-api": weatherApi };
 const only = process.argv[2];
 if (only !== undefined && systems[only] === undefined) {
   console.error(`usage: node systems.mjs [${Object.keys(systems).join("|")}]`);
