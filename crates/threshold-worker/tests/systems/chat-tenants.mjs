@@ -9,11 +9,16 @@ import { ROOT, eventually, namespace, newFolder, start, statuses, times, wrapped
 
 const KEY = "development-key-of-sessions";
 const WRANGLER = readFileSync(join(ROOT, "examples/workers/chat-tenants/wrangler.toml"), "utf8");
-// Reaches the objects as a Worker does: /object/NAME is the /check of the object NAME.
+// Reaches the objects as a Worker does: /object/NAME is the /check of the object NAME. /v1/check is the API.
 const OBJECTS = `
+import { api } from "threshold";
+import policy from "${ROOT}/policies/chat-tenants.toml";
 export { RateLimiter } from EXAMPLE;
 export default {
-  fetch(request, env) {
+  fetch(request, env, ctx) {
+    if (new URL(request.url).pathname === "/v1/check") {
+      return api(request, { ...env, THRESHOLD_POLICY: policy }, ctx);
+    }
     const name = decodeURIComponent(new URL(request.url).pathname.slice("/object/".length));
     return env.RATE_LIMITER.getByName(name).fetch(new Request("https://object/check", request));
   },
@@ -188,6 +193,15 @@ export async function chatTenants(test) {
   const objects = await start(wrapped("chat-tenants", WRANGLER, OBJECTS));
   const check = (name, body) =>
     objects.fetch(`/object/${encodeURIComponent(name)}`, { method: "POST", body: typeof body === "string" ? body : JSON.stringify(body) });
+
+  await test("a tenant's file applies to /v1/check too", async () => {
+    await namespace(objects, "TENANTS").put("small/tenant.config.json", '{"rateLimit":{"perMinute":5}}');
+    const limit = async (tenant) => {
+      const body = JSON.stringify({ tenant, user: "u1", ip: "203.0.113.1" });
+      return (await (await objects.fetch("/v1/check", { method: "POST", body })).json()).limit;
+    };
+    assert.deepEqual([await limit("small"), await limit("other")], [5, 60]);
+  });
 
   await test("POST /check of an object answers allowed, remaining and resetAt; its name is the key", async () => {
     const answers = [];
