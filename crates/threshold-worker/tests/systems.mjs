@@ -3,12 +3,13 @@
 //   node systems.mjs [NAME]
 
 import { chatTenants } from "./systems/chat-tenants.mjs";
+import { grove } from "./systems/grove.mjs";
 import { serve } from "./systems/serve.mjs";
 import { telegramBot } from "./systems/telegram-bot.mjs";
 import { weatherApi } from "./systems/weather-api.mjs";
 import { stopAll } from "./systems/world.mjs";
 
-const systems = { serve, "chat-tenants": chatTenants, "telegram-bot": telegramBot, "weather-api": weatherApi };
+const systems = { serve, "chat-tenants": chatTenants, "telegram-bot": telegramBot, "weather-api": weatherApi, grove };
 const only = process.argv[2];
 if (only !== undefined && systems[only] === undefined) {
   console.error(`usage: node systems.mjs [${Object.keys(systems).join("|")}]`);
