@@ -183,7 +183,7 @@ impl ObjectStore {
                 Err(failure) => {
                     self.kv.warn_of(charge, &failure);
                     degraded = Some(failure.reason());
-                    self.without_kv(charge, failure, now)?
+                    self.without_kv(charge, &failure, now)?
                 }
             };
             loaded.push((charge, read));
@@ -237,7 +237,7 @@ impl ObjectStore {
     fn without_kv(
         &self,
         charge: &KvCharge<'_>,
-        failure: KvFailure,
+        failure: &KvFailure,
         now: Timestamp,
     ) -> Result<Option<Balance>, StoreError> {
         match charge.on_error {

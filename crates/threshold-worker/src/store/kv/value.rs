@@ -291,10 +291,10 @@ mod tests {
         ) {
             let at = NOW.plus(Span::from_micros(charged_at));
             let now = at.plus(Span::from_micros(after));
-            let cost = u64::try_from(u128::from(limit.capacity()) * u128::from(share) / 100).unwrap();
+            let cost = u64::try_from(u128::from(limit.capacity()).saturating_mul(u128::from(share)).div_ceil(100)).unwrap();
             let mut balance = charged(&limit, cost, at);
             let mut value = String::new();
-            let window = limit.counts_clock_windows().then(|| at.micros() / limit.period().micros());
+            let window = limit.counts_clock_windows().then(|| at.micros().checked_div(limit.period().micros()).unwrap());
             let forms = window.map(Form::Count).into_iter().chain([Form::of(&limit, None)]);
             for form in forms {
                 for times in 0..4 {
@@ -303,8 +303,8 @@ mod tests {
                     for moment in [now, now.plus(Span::from_micros(later))] {
                         let (before, found) = (available(&balance, &limit, moment), available(&read, &limit, moment));
                         prop_assert!(found <= before, "{value}: {found} of {before} after {times}");
-                        let lost = 2 + 2 * limit.quota().div_ceil(limit.period().micros());
-                        prop_assert!(found + lost >= before, "{value}: {found} of {before} after {times}");
+                        let lost = limit.quota().div_ceil(limit.period().micros()).saturating_add(1).saturating_mul(2);
+                        prop_assert!(found.saturating_add(lost) >= before, "{value}: {found} of {before} after {times}");
                     }
                     balance = read;
                 }
