@@ -221,6 +221,7 @@ fn counting() -> Vec<Row> {
         ("rule.cost", counted("limit = \"12/h\""), &["", "cost = \"tokens\""]),
         ("rule.count", rule(""), &["", "count = \"status:401\""]),
         ("rule.block_for", counted("limit = \"3/min\""), &["", "block_for = \"10min\""]),
+        ("rule.shards", counted("limit = \"1000/s\""), &["", "shards = 2"]),
     ]
 }
 
