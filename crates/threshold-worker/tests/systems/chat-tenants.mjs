@@ -17,7 +17,7 @@ export { RateLimiter } from EXAMPLE;
 export default {
   fetch(request, env, ctx) {
     if (new URL(request.url).pathname === "/v1/check") {
-      return api(request, { ...env, THRESHOLD_POLICY: policy }, ctx);
+      return api(request, { ...env, THRESHOLD_POLICY: CHANGED }, ctx);
     }
     const name = decodeURIComponent(new URL(request.url).pathname.slice("/object/".length));
     return env.RATE_LIMITER.getByName(name).fetch(new Request("https://object/check", request));
@@ -190,7 +190,24 @@ export async function chatTenants(test) {
     await after.stop();
   });
 
-  const objects = await start(wrapped("chat-tenants", WRANGLER, OBJECTS));
+  await test("a hot key is split over shards and stays within its limit", async () => {
+    // As the policy says it: another algorithm for the first rule, and its line with shards.
+    const changed = 'policy.replace(/"sliding-log"/, \'"sliding-window"\').replace("#shards", "shards")';
+    const hot = await start(wrapped("chat-tenants", WRANGLER, OBJECTS.replace("CHANGED", changed)));
+    await namespace(hot, "TENANTS").put("hot/tenant.config.json", '{"rateLimit":{"perMinute":40000}}');
+    // Each of the four shards has 10,000, so one request of 6,000 fits into each.
+    const body = JSON.stringify({ tenant: "hot", user: "u1", cost: 6_000 });
+    const answers = await Promise.all(times(40, async () => (await hot.fetch("/v1/check", { method: "POST", body })).json()));
+    const allowed = answers.filter((answer) => answer.allowed).length;
+    assert.ok(allowed >= 2 && allowed <= 4, `${allowed} of 4: ${JSON.stringify(answers[0])}`);
+    assert.ok(answers.every((answer) => answer.limit === 40_000));
+    const names = ["hot:ratelimit:u1", "hot:ratelimit:u1:1", "hot:ratelimit:u1:2", "hot:ratelimit:u1:3"];
+    const used = await Promise.all(names.map((name) => query(hot, name, "SELECT count(*) FROM records")));
+    assert.ok(used.filter((answer) => answer.success).length >= allowed);
+    await hot.stop();
+  });
+
+  const objects = await start(wrapped("chat-tenants", WRANGLER, OBJECTS.replace("CHANGED", "policy")));
   const check = (name, body) =>
     objects.fetch(`/object/${encodeURIComponent(name)}`, { method: "POST", body: typeof body === "string" ? body : JSON.stringify(body) });
 
