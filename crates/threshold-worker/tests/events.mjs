@@ -6,8 +6,10 @@
 
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
+import { mkdtempSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 
 const [modules, folder] = process.argv.slice(2);
@@ -72,7 +74,7 @@ export default {
 `;
 
 /** A Worker with what it logs. */
-function start({ policy = POLICY, vars = {}, own = false } = {}) {
+function start({ policy = POLICY, vars = {}, own = false, persist } = {}) {
   const lines = [];
   const collect = (stream) => {
     let rest = "";
@@ -100,6 +102,8 @@ function start({ policy = POLICY, vars = {}, own = false } = {}) {
     durableObjects: { THRESHOLD: { className: "ThresholdObject", useSQLite: true } },
     kvNamespaces: ["MONITOR_KV"],
     d1Databases: ["DB"],
+    kvPersist: persist && join(persist, "kv"),
+    d1Persist: persist && join(persist, "d1"),
     serviceBindings: own ? {} : { UPSTREAM: () => new Response("upstream") },
     bindings: {
       THRESHOLD_POLICY: policy,
@@ -337,6 +341,30 @@ const tests = {
       { events: 1101, oldest: 102 },
     ]);
     return worker;
+  },
+
+  async "a run that is killed loses and duplicates nothing"() {
+    const persist = mkdtempSync(join(tmpdir(), "threshold-events-"));
+    const seen = [];
+    let { worker } = start({ persist });
+    // At whatever moment: the sums are the same.
+    for (const delay of [60, 200]) {
+      await cron(worker);
+      await inTurns(300, () => put(worker, { layer: "edge" }));
+      const running = cron(worker).catch(() => {});
+      await new Promise((resolve) => setTimeout(resolve, delay));
+      await worker.dispose();
+      await running;
+      ({ worker } = start({ persist }));
+      const [{ events }] = await rows(worker, "SELECT count(*) AS events FROM rate_limit_events");
+      seen.push(`${events} in D1 and ${Object.keys(await recorded(worker)).length} in KV`);
+    }
+    await cron(worker);
+    assert.deepEqual(await recorded(worker), {});
+    assert.deepEqual(await rows(worker, "SELECT count(*) AS events FROM rate_limit_events"), [{ events: 600 }]);
+    assert.equal((await stats(worker)).edgeBlocks, 600);
+    console.log(`  killed with ${seen.join(", ")}`);
+    return { dispose: () => worker.dispose().finally(() => rmSync(persist, { recursive: true })) };
   },
 
   async "a flood costs a bounded number of writes, and its sum is exact"() {
