@@ -33,9 +33,6 @@ use crate::time::Timestamp;
 
 pub use mixed::{Mixed, Side};
 
-/// The largest number of partitions of one bill: one for each key on it.
-const MAX_PARTS: usize = MAX_CHARGES + MAX_SUBJECTS;
-
 /// The result of a charge whose partition was not asked, because another one had denied: it counts as full.
 const UNANSWERED: Settled = Settled {
     at: Timestamp::EPOCH,
@@ -54,8 +51,9 @@ const UNANSWERED: Settled = Settled {
 #[derive(Debug, Clone)]
 pub struct Split {
     bill: OwnedBill,
-    /// The parts, those without a ladder first: they are charged in the first round.
-    parts: ArrayVec<Part, MAX_PARTS>,
+    /// The parts, those without a ladder first: they are charged in the first round. Mostly there are few, each takes kilobytes, and a
+    /// split is kept while its partitions answer, so there is no room for the most that there can be.
+    parts: Vec<Part>,
     begun: bool,
 }
 
@@ -88,7 +86,7 @@ impl Split {
     /// place that it finds a key in.
     #[must_use]
     pub fn new(bill: OwnedBill, partition_of: impl Fn(Digest) -> Partition) -> Self {
-        let mut split = Self { parts: ArrayVec::new(), begun: false, bill };
+        let mut split = Self { parts: Vec::new(), begun: false, bill };
         // Collected first, because `part` borrows the whole split while it adds a part.
         let charges = split.bill.charges.iter().map(|charge| partition_of(charge.key)).enumerate();
         let charges: ArrayVec<_, MAX_CHARGES> = charges.collect();

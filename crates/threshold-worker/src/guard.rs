@@ -133,9 +133,9 @@ impl Guard {
         runtime: &EventRuntime,
     ) -> worker::Result<web_sys::Response> {
         let target = match entry {
-            Entry::Api => return Ok(self.call(env, request).await?.into()),
+            Entry::Api => return Ok(Box::pin(self.call(env, request)).await?.into()),
             Entry::Fetch if api::has_token(request.headers(), &self.config) => {
-                return Ok(self.call(env, request).await?.into());
+                return Ok(Box::pin(self.call(env, request)).await?.into());
             }
             Entry::Fetch => match Target::of(env, &self.config) {
                 Some(target) => target,
@@ -154,6 +154,7 @@ impl Guard {
         })
     }
 
+    /// Answers a call of the API. Its future is large, and most requests make none.
     async fn call(&self, env: &Env, request: Request<JsBody>) -> worker::Result<worker::Response> {
         api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, env, request).await
     }

@@ -29,6 +29,8 @@ impl EventRuntime {
 impl EventRuntime {
     /// Runs the answer to the event to its end, also if the client leaves meanwhile.
     pub fn keep(&self, answer: impl Future<Output = worker::Result<Response>> + 'static) -> Promise {
+        // Boxed, or each of the futures around it would have room for two of it: a hundred kilobytes for each request in flight.
+        let answer = Box::pin(answer);
         let answer = future_to_promise(async move { Ok(answer.await?.into()) });
         // The promise is awaited all the same.
         let _ = self.0.as_ref().as_ref().wait_until(&answer);
