@@ -570,6 +570,53 @@ const tests = {
     }
   },
 
+  async "a request in flight takes less than 100 KB"() {
+    // Catches the memory of the module when it is made.
+    const hook = `const Instance = WebAssembly.Instance;
+      export let memory;
+      WebAssembly.Instance = function (module, imports) {
+        const made = new Instance(module, imports);
+        memory = made.exports.memory;
+        return made;
+      };`;
+    const script = `import { memory } from "./hook.js";
+      import { guard, ThresholdObject } from "./index.js";
+      export { ThresholdObject };
+      // Sends requests that all wait for each other, and returns by how much the memory has grown.
+      async function grown(count, env, ctx) {
+        const before = memory.buffer.byteLength;
+        let inside = 0;
+        let release;
+        const gate = new Promise((resolve) => (release = resolve));
+        const handler = async () => {
+          inside += 1;
+          if (inside === count) {
+            release();
+          }
+          await gate;
+          return new Response("text");
+        };
+        const send = (_, at) =>
+          guard(new Request("http://own/address", { headers: { "cf-connecting-ip": "10.0.0." + at } }), env, ctx, handler);
+        const answers = await Promise.all(Array.from({ length: count }, send));
+        return answers.every(({ status }) => status === 200) ? memory.buffer.byteLength - before : Infinity;
+      }
+      export default {
+        async fetch(request, env, ctx) {
+          await grown(1, env, ctx);
+          return Response.json(await grown(100, env, ctx));
+        },
+      };`;
+    const parts = [
+      { type: "ESModule", path: join(folder, "own.js"), contents: script },
+      { type: "ESModule", path: join(folder, "hook.js"), contents: hook },
+    ];
+    const worker = start({ name: "own", ...settings({}), modules: [...parts, ...index] });
+    const grown = await (await worker.dispatchFetch("http://own/")).json();
+    assert.ok(grown < 100 * 100_000, `100 requests took ${grown} bytes`);
+    return worker;
+  },
+
   async "the token stays at the door, and a call is read no further than its bound"() {
     const up = await upstream((_, response) => response.end("text"));
     const { worker, port } = await entry(up.url);
