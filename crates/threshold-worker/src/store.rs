@@ -306,10 +306,16 @@ impl Store for ObjectStore {
         match command {
             Command::Rekey(moves) => self.rekey(moves).await,
             command => {
-                // These keys are no policy's.
+                // Keys that are no policy's; and all keys that a subject may have, most of which no object has a record of. The Worker
+                // serves no call that sends the last three.
                 let has_own_names = matches!(
                     command,
-                    Command::Limit { .. } | Command::BeginRequest { .. } | Command::EndRequest { .. }
+                    Command::Limit { .. }
+                        | Command::BeginRequest { .. }
+                        | Command::EndRequest { .. }
+                        | Command::Forgive { .. }
+                        | Command::Pause { .. }
+                        | Command::ReadBlock { .. }
                 );
                 partitioned::execute(&Call { has_own_names, ..self.call() }, command).await
             }
