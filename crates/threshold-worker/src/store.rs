@@ -306,16 +306,10 @@ impl Store for ObjectStore {
         match command {
             Command::Rekey(moves) => self.rekey(moves).await,
             command => {
-                // Keys that are no policy's; and all keys that a subject may have, most of which no object has a record of. The Worker
-                // serves no call that sends the last three.
+                // These keys are no policy's.
                 let has_own_names = matches!(
                     command,
-                    Command::Limit { .. }
-                        | Command::BeginRequest { .. }
-                        | Command::EndRequest { .. }
-                        | Command::Forgive { .. }
-                        | Command::Pause { .. }
-                        | Command::ReadBlock { .. }
+                    Command::Limit { .. } | Command::BeginRequest { .. } | Command::EndRequest { .. }
                 );
                 partitioned::execute(&Call { has_own_names, ..self.call() }, command).await
             }
