@@ -132,6 +132,7 @@ fn everything() -> PolicyBuilder {
         .consistency(Consistency::Eventual)
         .approximate()
         .place("OBJECTS/messages:{hash}")
+        .shards(4)
         .on_store_error(OnStoreError::Open)
         .disclosure(Disclosure::Minimal)
         .status(503)
@@ -183,7 +184,9 @@ fn everything() -> PolicyBuilder {
                 .lock(3, "1min")
                 .lock(5, Duration::from_secs(300))
                 .ceiling(50)
-                .on_store_error(OnStoreError::Local),
+                .on_store_error(OnStoreError::Local)
+                .account_place("OBJECTS/auth:user:{account}")
+                .ip_place("OBJECTS/auth:ip:{ip}"),
         )
         .allow_list(["198.51.100.0/28"])
         .deny_list(["user:acme/mallory"])
@@ -251,6 +254,8 @@ ip = "20/5min"
 locks = { 3 = "1min", 5 = "5min" }
 ceiling = 50
 on_store_error = "local"
+account_place = "OBJECTS/auth:user:{account}"
+ip_place = "OBJECTS/auth:ip:{ip}"
 
 [lists]
 allow = ["198.51.100.0/28"]
@@ -293,6 +298,7 @@ mode = "observe"
 consistency = "eventual"
 approximate = true
 place = "OBJECTS/messages:{hash}"
+shards = 4
 on_store_error = "open"
 disclosure = "minimal"
 status = 503
