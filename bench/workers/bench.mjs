@@ -101,6 +101,8 @@ function get(port, path, address) {
 async function start(port, path) {
   const began = performance.now();
   const workerd = spawn(program, ["serve", join(work, "config.capnp")], { stdio: ["ignore", "inherit", "inherit"] });
+  // Also after an error.
+  process.once("exit", () => workerd.kill());
   const died = new Promise((_, reject) => workerd.once("exit", (code) => reject(new Error(`workerd ended with ${code}`))));
   died.catch(() => {});
   const answered = async () => {
