@@ -97,12 +97,15 @@ function get(port, path, address) {
   });
 }
 
+// workerd ends with this program, also after an error.
+let running;
+process.once("exit", () => running?.kill());
+
 // Starts workerd, and resolves when it has answered a first request.
 async function start(port, path) {
   const began = performance.now();
   const workerd = spawn(program, ["serve", join(work, "config.capnp")], { stdio: ["ignore", "inherit", "inherit"] });
-  // Also after an error.
-  process.once("exit", () => workerd.kill());
+  running = workerd;
   const died = new Promise((_, reject) => workerd.once("exit", (code) => reject(new Error(`workerd ended with ${code}`))));
   died.catch(() => {});
   const answered = async () => {
