@@ -38,8 +38,8 @@ pub struct Outcome {
     pub(crate) changed_balances: u16,
     /// One bit for each subject whose standing changed.
     pub(crate) changed_standings: u8,
-    /// One bit for each charge that was not looked at, so that nothing is known of its limit. It is not sent: whoever settles a bill
-    /// for another process looks at all of it.
+    /// One bit for each charge that was not looked at, so that nothing is known of its limit. It is not sent: what settles a bill for
+    /// another process looks at all of it.
     pub(crate) unread: u16,
     /// Why part of the bill was settled without its records. It is not sent either.
     pub(crate) degraded: Option<Degraded>,
