@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::guard::ObjectLimiter;
 use crate::message::{JsBody, content_length};
 use crate::stats;
+use crate::store::DEFAULT_BINDING;
 use crate::tenants::Tenants;
 
 /// The largest body: 64 KiB, as on the server by default.
@@ -80,7 +81,7 @@ impl Call {
     ) -> core::result::Result<Reply, ApiError> {
         match self {
             Self::Check => check(limiter, tenants, query, body).await.map(|(status, body)| Reply::new(status, body)),
-            Self::Limit => limit(limiter, body).await.map(|(status, body)| Reply::new(status, body)),
+            Self::Limit => limit(limiter, env, body).await.map(|(status, body)| Reply::new(status, body)),
             Self::LoginAttempt => login::attempt(limiter, secrets, body).await,
             Self::LoginResult => login::result(limiter, secrets, body).await,
             Self::Stats => stats::answer(env, query).await.map(|(status, body)| Reply::new(status, body)),
@@ -178,8 +179,14 @@ async fn check(
     Ok((status, Answer::new(&decision, &policy).approximating_eventual().to_json()))
 }
 
-async fn limit(limiter: &ObjectLimiter, body: &[u8]) -> core::result::Result<(u16, Vec<u8>), ApiError> {
+async fn limit(limiter: &ObjectLimiter, env: &Env, body: &[u8]) -> core::result::Result<(u16, Vec<u8>), ApiError> {
     let call = LimitCall::read(body)?;
+    // A policy whose rules all have places of their own runs without this binding.
+    if env.durable_object(DEFAULT_BINDING).is_err() {
+        let message =
+            format!("this call needs the binding {DEFAULT_BINDING} of a Durable Object, which the Worker lacks");
+        return Err(ApiError::new(501, "not_served", message));
+    }
     let decision = limiter.check_limit(call.key(), call.limit(), call.cost()).await?;
     Ok((200, call.answer(&decision).to_json().into_bytes()))
 }

@@ -3,6 +3,7 @@
 mod kv;
 mod places;
 mod rekey;
+mod warnings;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,12 +21,13 @@ use threshold_core::{Answer, Balance, Command, Digest, Format, Outcome, Plan, Ti
 use threshold_limiter::store::partitioned::{self, PartitionError, Partitions};
 use threshold_limiter::store::{Kind, Listed, Store, StoreError};
 use worker::send::{SendFuture, SendWrapper};
-use worker::{Delay, Env, Method, Request, RequestInit, Response, console_warn, js_sys};
+use worker::{Delay, Env, Method, Request, RequestInit, Response, js_sys};
 
 use crate::object::COMMAND;
 pub use kv::DEFAULT_NAMESPACE;
 use kv::{Kv, KvCharge, KvFailure};
 use places::{Place, Places};
+use warnings::Warnings;
 
 /// The binding of objects whose rule has no `place`.
 pub const DEFAULT_BINDING: &str = "THRESHOLD";
@@ -41,6 +43,9 @@ pub struct ObjectStore {
     env: SendWrapper<Env>,
     places: Mutex<Places>,
     kv: Kv,
+    warnings: Warnings,
+    /// Warnings of decisions that were made without the store.
+    undecided: Warnings,
     later: Mutex<Vec<(Arc<Place>, Command)>>,
     /// The time that objects are told and the beginning of their names, in tests.
     #[cfg(feature = "vectors")]
@@ -57,6 +62,8 @@ impl ObjectStore {
             kv: Kv::new(env.clone()),
             env: SendWrapper::new(env),
             places: Mutex::default(),
+            warnings: Warnings::default(),
+            undecided: Warnings::default(),
             later: Mutex::default(),
             #[cfg(feature = "vectors")]
             now: Mutex::default(),
@@ -117,30 +124,38 @@ impl ObjectStore {
             let sent = std::pin::pin!(self.fetch(object, path, body));
             match select(sent, std::pin::pin!(deadline)).await {
                 Either::Left((answered, _)) => answered,
-                Either::Right(_) => Err(StoreError::Timeout),
+                Either::Right(_) => {
+                    self.warn(object, "the object did not answer in time");
+                    Err(StoreError::Timeout)
+                }
             }
         })
         .await
+    }
+
+    fn warn(&self, object: &Place, reason: &str) {
+        self.warnings
+            .warn(|| serde_json::json!({"event": "object_failed", "binding": object.binding, "reason": reason}));
     }
 
     async fn fetch(&self, object: &Place, path: &str, body: &[u8]) -> Result<Vec<u8>, StoreError> {
         let mut response = match self.ask(object, path, body).await {
             Ok(response) => response,
             Err(error) => {
-                let text = error.to_string();
-                console_warn!(
-                    "{}",
-                    serde_json::json!({"event": "object_failed", "binding": object.binding, "reason": text})
-                );
+                self.warn(object, &error.to_string());
                 // An object that is overloaded has refused the call; any other failure may have come after it was executed.
                 return Err(if is_overloaded(&error) { StoreError::Unavailable } else { StoreError::Timeout });
             }
         };
         match response.status_code() {
             200 => response.bytes().await.map_err(|_| StoreError::Timeout),
-            507 => Err(StoreError::Full),
-            // It has answered that it did not execute the command.
-            _ => Err(StoreError::Unavailable),
+            status => {
+                let text = response.text().await.unwrap_or_default();
+                let first = text.lines().next().unwrap_or_default();
+                self.warn(object, &format!("the object answered {status}: {first}"));
+                // It has answered that it did not execute the command.
+                Err(if status == 507 { StoreError::Full } else { StoreError::Unavailable })
+            }
         }
     }
 
@@ -233,6 +248,19 @@ impl ObjectStore {
         Ok(degrade(mixed.join(strong.as_ref(), &charged), degraded))
     }
 
+    /// Logs which rules are decided without the store, and how.
+    fn warn_of_plan(&self, plan: &Plan<'_>, error: StoreError) {
+        self.undecided.warn(|| {
+            let rules = plan.met().iter().map(threshold_core::plan::Met::rule);
+            let rules = rules.map(|rule| (rule.name.to_string(), warnings::mode(rule.on_store_error).into()));
+            serde_json::json!({
+                "event": "decided_without_store",
+                "rules": rules.collect::<serde_json::Map<_, _>>(),
+                "reason": error.to_string(),
+            })
+        });
+    }
+
     /// Returns what a rule is decided by while KV fails; `None` lets the request pass.
     fn without_kv(
         &self,
@@ -244,7 +272,7 @@ impl ObjectStore {
             OnStoreError::Open => Ok(None),
             OnStoreError::Closed => Err(StoreError::Unavailable),
             OnStoreError::Local if matches!(failure, KvFailure::Full) => Err(StoreError::Full),
-            OnStoreError::Local => self.kv.local(charge, now).map(Some).map_err(|_| StoreError::Full),
+            OnStoreError::Local => self.kv.local(charge, failure, now).map(Some).map_err(|_| StoreError::Full),
         }
     }
 
@@ -294,11 +322,12 @@ impl Store for ObjectStore {
             return Err(StoreError::Unavailable);
         }
         let eventual = Kv::charges(plan, now, |key| self.place(key));
-        *outcome = if eventual.is_empty() {
-            partitioned::settle(&self.call(), Box::new(plan.bill().to_owned())).await?
+        let settled = if eventual.is_empty() {
+            partitioned::settle(&self.call(), Box::new(plan.bill().to_owned())).await
         } else {
-            self.settle_mixed(plan, &eventual, now).await?
+            self.settle_mixed(plan, &eventual, now).await
         };
+        *outcome = settled.inspect_err(|error| self.warn_of_plan(plan, *error))?;
         Ok(())
     }
 

@@ -7,6 +7,7 @@
 import assert from "node:assert/strict";
 import { mkdtempSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -79,9 +80,15 @@ export default {
 };
 `;
 
-function start(policy, persist, vars = {}) {
+function start(policy, persist, vars = {}, { sqlite = true, lines } = {}) {
   return new Miniflare({
     log: new Log(LogLevel.NONE),
+    ...(lines && {
+      handleRuntimeStdio(stdout, stderr) {
+        createInterface(stdout).on("line", (line) => lines.push(line));
+        createInterface(stderr).on("line", (line) => lines.push(line));
+      },
+    }),
     cf: false,
     telemetry: { enabled: false },
     durableObjectsPersist: persist,
@@ -97,7 +104,7 @@ function start(policy, persist, vars = {}) {
         durableObjects: {
           THRESHOLD: { className: "ThresholdObject", useSQLite: true },
           TENANTS: { className: "TenantDO", useSQLite: true },
-          SESSIONS: { className: "SessionDO", useSQLite: true },
+          SESSIONS: { className: "SessionDO", useSQLite: sqlite },
         },
         serviceBindings: { UPSTREAM: "upstream" },
         bindings: {
@@ -271,12 +278,37 @@ async function restart() {
   }
 }
 
+// The class of one binding was not declared for SQLite, so its objects fail. The rules decide, and the log says so.
+async function failing() {
+  const rule = (name, mode) =>
+    `[[rule]]\nname = "${name}"\nper = ["ip"]\nmatch = { path = "/${name}" }\nlimit = "2/h"\non_store_error = "${mode}"\nplace = "SESSIONS/ip:{ip}"\n`;
+  const lines = [];
+  const worker = start(rule("lets-pass", "open") + rule("stops", "closed"), undefined, {}, { sqlite: false, lines });
+  try {
+    for (let at = 0; at < 4; at += 1) {
+      assert.equal((await from(worker, "203.0.113.1", "http://a.example.com/lets-pass")).status, 200);
+    }
+    assert.equal((await from(worker, "203.0.113.1", "http://a.example.com/stops")).status, 503);
+    const until = Date.now() + 10_000;
+    const logged = (event) => lines.filter((line) => line.includes(`"event":"${event}"`)).map((line) => JSON.parse(line));
+    while (logged("decided_without_store").length === 0 && Date.now() < until) {
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+    assert.deepEqual(logged("decided_without_store")[0].rules, { "lets-pass": "open" });
+    assert.equal(logged("object_failed")[0].binding, "SESSIONS");
+    assert.match(logged("object_failed")[0].reason, /SQL/i);
+  } finally {
+    await worker.dispose();
+  }
+}
+
 async function misconfigured() {
   const bad = [
     start("[[rule]]\nname = 'x'", undefined),
     start(POLICY, undefined, { THRESHOLD_SECRET: "" }),
     start(POLICY, undefined, { THRESHOLD_TOKEN: "short" }),
     start(POLICY.replace("TENANTS/", "MISSING/"), undefined),
+    start(POLICY.replace('per = ["ip"]', 'per = ["ip"]\nconsistency = "leased"'), undefined),
     start(POLICY, undefined, { UPSTREAM_URL: "https://app.example.com/path" }),
   ];
   for (const worker of bad) {
@@ -305,6 +337,7 @@ for (const [name, test] of Object.entries(tests)) {
   await worker.dispose();
 }
 await run("a restart keeps penalties", restart);
+await run("failing objects are logged, and each rule decides", failing);
 await run("a Worker without its settings answers 500", misconfigured);
 if (failed > 0) {
   process.exit(1);

@@ -26,11 +26,18 @@ export default {
   },
 };
 
+const FAILED = "Something went wrong. Please try again later.";
+
 // Does the work, unless the user has sent too much: then the answer is the rule's message.
 async function limited(user, work, env, ctx) {
   const message = new Request("https://bot/message");
   const guarded = await guard(message, { ...env, THRESHOLD_POLICY: policy }, ctx, async () => new Response(await work()), { user });
-  return guarded.ok ? guarded.text() : (await guarded.json()).message;
+  if (guarded.ok) {
+    return guarded.text();
+  }
+  // Only a denial has a message of the rule. A bot whose settings or whose work fail has none.
+  const { message } = await guarded.json().catch(() => ({}));
+  return message ?? FAILED;
 }
 
 // The model would be asked here.

@@ -14,10 +14,11 @@ use threshold_core::{Balance, Bill, Digest, Outcome, Plan, Span, Timestamp};
 use threshold_limiter::Clock as _;
 use worker::send::{SendFuture, SendWrapper};
 
-use worker::{Delay, Env, KvError, console_warn, js_sys};
+use worker::{Delay, Env, KvError, js_sys};
 
 use super::DEADLINE;
 use super::places::Place;
+use super::warnings::{self, Warnings};
 use crate::clock::DateClock;
 use cache::{Cache, Full, KvKey, KvRecord, Put};
 use value::{Form, Unreadable};
@@ -84,13 +85,13 @@ pub(super) struct Kv {
     cache: Mutex<Cache>,
     /// Until when an event writes what is left. A later one takes over if that event was ended before.
     flushed_until: Mutex<Timestamp>,
-    warned_at: Mutex<Timestamp>,
+    warnings: Warnings,
 }
 
 impl Kv {
     pub(super) fn new(env: Env) -> Self {
-        let (flushed_until, warned_at) = (Mutex::default(), Mutex::default());
-        Self { env: SendWrapper::new(env), cache: Mutex::default(), flushed_until, warned_at }
+        let (flushed_until, warnings) = (Mutex::default(), Warnings::default());
+        Self { env: SendWrapper::new(env), cache: Mutex::default(), flushed_until, warnings }
     }
 
     /// Returns the charges of a plan that are kept in KV. `place` returns where a key is.
@@ -133,8 +134,14 @@ impl Kv {
     }
 
     /// Returns what this isolate alone has counted, for a rule with `on_store_error = "local"`.
-    pub(super) fn local(&self, charge: &KvCharge<'_>, now: Timestamp) -> Result<Balance, KvFailure> {
-        Ok(self.cache().local(&charge.record, now)?)
+    pub(super) fn local(
+        &self,
+        charge: &KvCharge<'_>,
+        failure: &KvFailure,
+        now: Timestamp,
+    ) -> Result<Balance, KvFailure> {
+        let is_foreign = matches!(failure, KvFailure::Unreadable(_));
+        Ok(self.cache().local(&charge.record, is_foreign, now)?)
     }
 
     /// Settles a bill on records that were read, in one step.
@@ -214,27 +221,15 @@ impl Kv {
     }
 
     fn warn(&self, charge: Option<&KvCharge<'_>>, binding: &str, failure: &KvFailure) {
-        let now = DateClock.now();
-        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.since(*warned_at) < Span::SECOND && now >= *warned_at {
-            return;
-        }
-        *warned_at = now;
-        let mode = charge.map(|charge| match charge.on_error {
-            OnStoreError::Open => "open",
-            OnStoreError::Closed => "closed",
-            OnStoreError::Local => "local",
-        });
-        console_warn!(
-            "{}",
+        self.warnings.warn(|| {
             serde_json::json!({
                 "event": "kv_failed",
                 "binding": binding,
                 "rule": charge.map(|charge| charge.rule),
-                "onStoreError": mode,
+                "onStoreError": charge.map(|charge| warnings::mode(charge.on_error)),
                 "reason": failure.to_string(),
             })
-        );
+        });
     }
 
     async fn get(&self, key: &KvKey) -> Result<Option<String>, KvFailure> {

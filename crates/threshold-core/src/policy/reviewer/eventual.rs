@@ -66,7 +66,7 @@ pub(super) fn place(loader: &mut Loader<'_>, tiers: &Tiers, identity: &Identity,
         return;
     } else if place.has_window() && !limits(rule, tiers).iter().all(|limit| limit.counts_clock_windows()) {
         let message = "{window} numbers the windows of the clock, and this limit has none";
-        (message.to_owned(), "remove {window}, or write algorithm = \"fixed-window\"")
+        (message.to_owned(), "remove {window}, or write algorithm = \"fixed-window\" with anchor = \"clock\"")
     } else if place.has_window() && rule.block_for.is_some() {
         (
             "a block outlasts the window of its key".to_owned(),

@@ -54,6 +54,8 @@ struct Entry {
     /// The cost that was charged since the last write began.
     pending: u64,
     is_dirty: bool,
+    /// Whether KV has a value that is not of this rule. It is left as it is.
+    is_foreign: bool,
 }
 
 /// The balances by key.
@@ -79,6 +81,7 @@ impl Cache {
     ) -> Result<Balance, Full> {
         let entry = self.entry(record, now)?;
         entry.read_at = now;
+        entry.is_foreign = false;
         let mut others = read;
         if entry.pending > 0 && entry.balance.silent_from() > now {
             let charge = (Digest::from_u128(0), record.limit, entry.pending);
@@ -92,9 +95,17 @@ impl Cache {
         Ok(counts)
     }
 
-    /// Returns what this isolate alone knows of a key, while KV fails.
-    pub(in crate::store) fn local(&mut self, record: &KvRecord, now: Timestamp) -> Result<Balance, Full> {
-        Ok(self.entry(record, now)?.balance.clone())
+    /// Returns what this isolate alone knows of a key, while KV fails or has a foreign value, which must not be overwritten.
+    pub(in crate::store) fn local(
+        &mut self,
+        record: &KvRecord,
+        is_foreign: bool,
+        now: Timestamp,
+    ) -> Result<Balance, Full> {
+        let entry = self.entry(record, now)?;
+        entry.is_foreign = is_foreign;
+        entry.is_dirty &= !is_foreign;
+        Ok(entry.balance.clone())
     }
 
     /// Settles a bill on these records, which are in the order of its charges, and keeps what it has changed. A record that was dropped
@@ -124,7 +135,7 @@ impl Cache {
             let most = record.limit.capacity().saturating_mul(2);
             entry.pending = entry.pending.saturating_add(if balance.is_blocked(now) { 0 } else { cost }).min(most);
             entry.balance = balance;
-            entry.is_dirty = true;
+            entry.is_dirty = !entry.is_foreign;
         }
         Ok(outcome)
     }
@@ -180,6 +191,7 @@ impl Cache {
             put_at: Timestamp::EPOCH,
             pending: 0,
             is_dirty: false,
+            is_foreign: false,
         });
         (entry.limit, entry.form) = (record.limit, record.form);
         Ok(entry)
@@ -287,13 +299,25 @@ mod tests {
             assert!(charge(&mut cache, &record, NOW));
         }
         assert_eq!(cache.merge(&record("new"), Balance::default(), NOW), Err(Full));
-        assert_eq!(cache.local(&record("new"), NOW), Err(Full));
+        assert_eq!(cache.local(&record("new"), false, NOW), Err(Full));
         assert!(charge(&mut cache, &record("1"), NOW), "known keys are still counted");
         // One that was written makes room. What it has counted is in KV.
         assert!(cache.take_put(&record("0").key, NOW).is_some());
         assert!(cache.merge(&record("new"), Balance::default(), NOW).is_ok());
         assert!(cache.entries.len() <= MAX_KEYS && !cache.entries.contains_key(&record("0").key));
         assert_eq!(cache.due(NOW, 100).len(), 100);
+    }
+
+    #[test]
+    fn a_foreign_value_is_counted_locally_and_not_overwritten() {
+        let (mut cache, record) = (Cache::default(), record("a"));
+        cache.local(&record, true, NOW).unwrap();
+        let allowed = (0..30).filter(|_| charge(&mut cache, &record, NOW)).count();
+        assert_eq!(allowed, 10);
+        assert!(cache.take_put(&record.key, NOW).is_none() && cache.next_put().is_none());
+        // It was replaced by a value of the rule, so counting goes on there.
+        cache.merge(&record, Balance::default(), NOW).unwrap();
+        assert!(!charge(&mut cache, &record, NOW));
     }
 
     #[test]
