@@ -129,8 +129,14 @@ impl Kv {
 
     async fn read(&self, record: &KvRecord, now: Timestamp) -> Result<Balance, KvFailure> {
         let text = self.get(&record.key).await?;
-        let balance = text.map_or(Ok(Balance::default()), |text| record.form.read(&text, &record.limit))?;
-        Ok(self.cache().merge(record, balance, now)?)
+        if let Some(balance) = self.cache().unchanged(&record.key, text.as_deref(), now) {
+            return Ok(balance);
+        }
+        let read = text.as_deref().map_or(Ok(Balance::default()), |text| record.form.read(text, &record.limit))?;
+        let mut cache = self.cache();
+        let balance = cache.merge(record, read, now)?;
+        cache.learn(&record.key, text);
+        Ok(balance)
     }
 
     /// Returns what this isolate alone has counted, for a rule with `on_store_error = "local"`.

@@ -56,6 +56,8 @@ struct Entry {
     is_dirty: bool,
     /// Whether KV has a value that is not of this rule. It is left as it is.
     is_foreign: bool,
+    /// The values that this isolate has read or written last; `None` is no value. What they count is in the balance.
+    known: [Option<Option<String>>; 2],
 }
 
 /// The balances by key.
@@ -69,6 +71,24 @@ impl Cache {
     pub(in crate::store) fn fresh(&self, key: &KvKey, now: Timestamp) -> Option<Balance> {
         let entry = self.entries.get(key)?;
         (now.since(entry.read_at) < FRESH).then(|| entry.balance.clone())
+    }
+
+    /// Returns the balance of a key whose value this isolate has read or written before: nobody else has counted since, and what was
+    /// charged here is counted at its own time.
+    pub(in crate::store) fn unchanged(&mut self, key: &KvKey, read: Option<&str>, now: Timestamp) -> Option<Balance> {
+        let entry = self.entries.get_mut(key)?;
+        let is_known = entry.known.iter().flatten().any(|known| known.as_deref() == read);
+        is_known.then(|| {
+            entry.read_at = now;
+            entry.balance.clone()
+        })
+    }
+
+    /// Notes the value that was merged last.
+    pub(in crate::store) fn learn(&mut self, key: &KvKey, value: Option<String>) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.learn(value);
+        }
     }
 
     /// Takes in a value that was read, and returns the balance that counts: the more used one of what this isolate knows and of what was
@@ -130,6 +150,10 @@ impl Cache {
             let Some(entry) = self.entries.get_mut(&record.key).filter(|_| outcome.balance_changed(index)) else {
                 continue;
             };
+            // What was charged before counts for nothing any more, so it is not added to what others have counted since.
+            if entry.balance.silent_from() <= now {
+                entry.pending = 0;
+            }
             let cost = bill.charges().get(index).map_or(0, threshold_core::bill::Charge::cost);
             // A balance that is only blocked has charged nothing, and counts too much at most.
             let most = record.limit.capacity().saturating_mul(2);
@@ -146,8 +170,10 @@ impl Cache {
         entry.put_at = now;
         entry.is_dirty = false;
         let pending = std::mem::take(&mut entry.pending);
-        let Entry { limit, form, balance, .. } = entry;
-        Some(Put { key: key.clone(), value: form.write(balance, limit, now), ttl: ttl(balance, limit, now), pending })
+        let Entry { limit, form, balance, .. } = &*entry;
+        let (value, ttl) = (form.write(balance, limit, now), ttl(balance, limit, now));
+        entry.learn(Some(value.clone()));
+        Some(Put { key: key.clone(), value, ttl, pending })
     }
 
     /// Notes that a write has failed. It is tried again a second later.
@@ -192,6 +218,7 @@ impl Cache {
             pending: 0,
             is_dirty: false,
             is_foreign: false,
+            known: [None, None],
         });
         (entry.limit, entry.form) = (record.limit, record.form);
         Ok(entry)
@@ -199,6 +226,14 @@ impl Cache {
 }
 
 impl Entry {
+    /// Remembers a value. The one before may be read again for a while, because KV is eventually consistent.
+    fn learn(&mut self, value: Option<String>) {
+        let [newer, older] = &mut self.known;
+        if newer.as_ref() != Some(&value) {
+            *older = newer.replace(value);
+        }
+    }
+
     fn is_due(&self, now: Timestamp) -> bool {
         self.is_dirty && self.put_at.plus(BETWEEN_PUTS) <= now
     }
@@ -215,6 +250,9 @@ fn more_used(own: Balance, others: Balance, limit: &Limit, now: Timestamp) -> Ba
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
     use threshold_core::limit::{Algorithm, LimitOptions};
     use threshold_core::{Facts, Policy};
 
@@ -306,6 +344,90 @@ mod tests {
         assert!(cache.merge(&record("new"), Balance::default(), NOW).is_ok());
         assert!(cache.entries.len() <= MAX_KEYS && !cache.entries.contains_key(&record("0").key));
         assert_eq!(cache.due(NOW, 100).len(), 100);
+    }
+
+    /// Woken by: leaving out `entry.pending = 0` in `settle`.
+    #[test]
+    fn what_was_charged_in_a_window_before_is_not_added() {
+        let (mut cache, record) = (Cache::default(), record("a"));
+        cache.merge(&record, Balance::default(), NOW).unwrap();
+        assert!(cache.take_put(&record.key, NOW).is_none());
+        (0..9).for_each(|_| assert!(charge(&mut cache, &record, NOW)));
+        let next = NOW.plus(Span::from_secs(3_600));
+        assert!(charge(&mut cache, &record, next));
+        let others = record.form.read(r#"{"count":2,"start":1767229200000}"#, &record.limit).unwrap();
+        cache.merge(&record, others, next).unwrap();
+        assert_eq!(count(&cache.take_put(&record.key, next).unwrap().value), 3);
+    }
+
+    /// KV as one isolate uses it.
+    struct OneIsolate {
+        cache: Cache,
+        record: KvRecord,
+        value: Option<String>,
+    }
+
+    impl OneIsolate {
+        fn read(&mut self, now: Timestamp) -> Balance {
+            let Self { cache, record, value } = self;
+            if let Some(balance) = cache.fresh(&record.key, now) {
+                return balance;
+            }
+            if let Some(balance) = cache.unchanged(&record.key, value.as_deref(), now) {
+                return balance;
+            }
+            let read = value.as_deref().map_or(Ok(Balance::default()), |text| record.form.read(text, &record.limit));
+            let balance = cache.merge(record, read.unwrap(), now).unwrap();
+            cache.learn(&record.key, value.clone());
+            balance
+        }
+
+        fn write(&mut self, now: Timestamp) {
+            if let Some(put) = self.cache.take_put(&self.record.key, now) {
+                self.value = Some(put.value);
+            }
+        }
+
+        /// Decides one request as the store does, with the write that is due and the ones that were put off.
+        fn check(&mut self, policy: &Policy, now: Timestamp) -> bool {
+            while let Some(due) = self.cache.next_put().filter(|due| *due <= now) {
+                self.read(due);
+                self.write(due);
+            }
+            let read = self.read(now);
+            let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
+            let outcome = self.cache.settle(plan.bill(), &[(&self.record, read)], now).unwrap();
+            self.write(now);
+            plan.decide(&outcome).allowed()
+        }
+    }
+
+    proptest! {
+        /// One isolate that is alone on a key decides as a store in memory does, whenever it reads and writes.
+        ///
+        /// Woken by: leaving out `unchanged`, so that what was not written is charged once more when it is read.
+        #[test]
+        fn one_isolate_alone_is_exact(
+            algorithm in select(vec!["fixed-window", "token-bucket"]),
+            first in any::<bool>(),
+            gaps in vec(0..1_500u64, 1..80),
+            start in 0..60_000u64,
+        ) {
+            let anchor = if first && algorithm == "fixed-window" { "anchor = 'first'" } else { "" };
+            let rule = format!("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '10/5s'\nalgorithm = '{algorithm}'\n{anchor}");
+            let policy = Policy::parse(&rule, &|_| None).unwrap();
+            let limit = *policy.rules()[0].fixed_limit().unwrap();
+            let key = KvKey { binding: "KV".to_owned(), name: "a".to_owned() };
+            let record = KvRecord { key, limit, form: Form::of(&limit, None) };
+            let mut isolate = OneIsolate { cache: Cache::default(), record, value: None };
+            let mut exact = Balance::default();
+            let mut now = NOW.plus(Span::from_millis(start));
+            for gap in gaps {
+                now = now.plus(Span::from_millis(gap));
+                let expected = exact.check(&limit, 1, now, TraceId::default()).look.allowed;
+                prop_assert_eq!(isolate.check(&policy, now), expected, "at {:?}", now);
+            }
+        }
     }
 
     #[test]
