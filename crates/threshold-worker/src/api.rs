@@ -92,9 +92,14 @@ impl Call {
 /// Returns whether a request carries the token. Every other request is a client's, which must not reach the API, whatever its path;
 /// and a request with the token must not reach the upstream, which would learn it.
 pub(crate) fn has_token(headers: &HeaderMap, config: &Config) -> bool {
-    let given = headers.get(AUTHORIZATION).and_then(|line| line.as_bytes().strip_prefix(b"Bearer "));
-    let (Some(given), Some(token)) = (given, config.token.as_deref()) else { return false };
-    bool::from(given.ct_eq(token.as_bytes()))
+    let Some(token) = config.token.as_deref() else { return false };
+    // The platform joins several lines with commas. A scheme has no case, and spaces around the token are not part of it.
+    let is_token = |credentials: &[u8]| {
+        let (scheme, given) = credentials.trim_ascii().split_at_checked(6).unwrap_or_default();
+        scheme.eq_ignore_ascii_case(b"bearer") & bool::from(given.trim_ascii().ct_eq(token.as_bytes()))
+    };
+    let has_it = |line: &[u8]| is_token(line) || line.split(|byte| *byte == b',').any(is_token);
+    headers.get_all(AUTHORIZATION).iter().any(|line| has_it(line.as_bytes()))
 }
 
 /// Answers a call.

@@ -20,6 +20,7 @@ pub mod store;
 pub mod tenants;
 #[cfg(feature = "vectors")]
 mod vectors;
+mod warnings;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -3,7 +3,6 @@
 mod kv;
 mod places;
 mod rekey;
-mod warnings;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,10 +23,10 @@ use worker::send::{SendFuture, SendWrapper};
 use worker::{Delay, Env, Method, Request, RequestInit, Response, js_sys};
 
 use crate::object::COMMAND;
+use crate::warnings::{self, Warnings};
 pub use kv::DEFAULT_NAMESPACE;
 use kv::{Kv, KvCharge, KvFailure};
 use places::{Place, Places};
-use warnings::Warnings;
 
 /// The binding of objects whose rule has no `place`.
 pub const DEFAULT_BINDING: &str = "THRESHOLD";

@@ -12,10 +12,11 @@ use threshold_limiter::tenant_config::TenantConfig;
 use worker::js_sys::{Object, Reflect};
 use worker::kv::KvStore;
 use worker::send::{SendFuture, SendWrapper};
-use worker::{Delay, Env, console_warn};
+use worker::{Delay, Env};
 
 use crate::clock::DateClock;
 use crate::guard::ObjectLimiter;
+use crate::warnings::Warnings;
 
 /// The namespace with the tenants' files. Under the same name another Worker may bind Durable Objects.
 pub const TENANTS: &str = "TENANTS";
@@ -28,12 +29,15 @@ const FRESH: Span = Span::from_secs(10);
 const DEADLINE: Duration = Duration::from_secs(1);
 /// The most tenants of an isolate. The names may come from clients.
 const MAX_TENANTS: usize = 1_000;
+/// The longest name, in bytes: a key of KV has 512, with the name of the file.
+const MAX_NAME: usize = 480;
 
 /// The files of the tenants that were seen lately.
 pub struct Tenants {
     files: SendWrapper<KvStore>,
     limiter: Arc<ObjectLimiter>,
     known: Mutex<Known>,
+    warnings: Warnings,
 }
 
 impl Tenants {
@@ -46,14 +50,16 @@ impl Tenants {
         }
         let files = SendWrapper::new(env.kv(TENANTS).ok()?);
         let known = Mutex::new(Known::new(limiter.policy()));
-        Some(Self { files, limiter: Arc::clone(limiter), known })
+        Some(Self { files, limiter: Arc::clone(limiter), known, warnings: Warnings::default() })
     }
 
     /// Puts the limits in a tenant's file in force, if they were not read lately. While a file cannot be read or used, the tenant keeps
     /// the limits that it had.
     pub async fn load(&self, tenant: &str) {
         let now = DateClock.now();
-        if tenant.is_empty() || !self.known().is_due(tenant, now) {
+        // A longer name has no key, and so no file.
+        let fits = (1..=MAX_NAME).contains(&tenant.len());
+        if !fits || !self.known().is_due(tenant, now) {
             return;
         }
         let file = self.read(tenant).await;
@@ -64,8 +70,9 @@ impl Tenants {
             self.limiter.swap(known.policy());
         }
         if let Err(reason) = changed {
-            let warning = serde_json::json!({"event": "tenant_config_refused", "tenant": tenant, "reason": reason});
-            console_warn!("{warning}");
+            // A client may choose the name.
+            self.warnings
+                .warn(|| serde_json::json!({"event": "tenant_config_refused", "tenant": tenant, "reason": reason}));
         }
     }
 
@@ -75,7 +82,10 @@ impl Tenants {
         let read = SendFuture::new(async {
             let (file, deadline) = (self.files.get(&name).bytes(), Delay::from(DEADLINE));
             match select(std::pin::pin!(file), std::pin::pin!(deadline)).await {
-                Either::Left((file, _)) => file.map_err(|error| error.to_string()),
+                // Its first line: the others are a stack of JavaScript.
+                Either::Left((file, _)) => {
+                    file.map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
+                }
                 Either::Right(_) => Err("the namespace does not answer".to_owned()),
             }
         });

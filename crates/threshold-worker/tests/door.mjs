@@ -627,6 +627,11 @@ const tests = {
       assert.equal(JSON.parse(answer.split("\r\n\r\n")[1]).error, "not_found");
     }
     assert.equal(status(await call("GET", "/v1/check")), 405);
+    // Other spellings, and a second line.
+    for (const line of [`bearer ${TOKEN}`, `BEARER   ${TOKEN}  `, `Basic eA==, Bearer ${TOKEN}`, `Bearer x\r\nAuthorization: Bearer ${TOKEN}`]) {
+      const answer = await raw(port, ["GET /free HTTP/1.1", "Host: a", `Authorization: ${line}`]);
+      assert.equal(status(answer), 404, line);
+    }
     assert.deepEqual(up.seen, []);
     // Neither of the two ends by itself.
     const announced = net.connect(port, "127.0.0.1");

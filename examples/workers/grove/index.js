@@ -78,9 +78,9 @@ async function answer(request, context) {
 }
 
 async function join(request, env) {
-  const body = await request.json().catch(() => ({}));
+  const body = (await request.json().catch(() => undefined)) ?? {};
   const isText = (value) => typeof value === "string" && value.trim() !== "";
-  if (!isText(body.username) || !isText(body.password) || !NAME.test(body.tenant)) {
+  if (!isText(body.username) || !isText(body.password) || !isText(body.tenant) || !NAME.test(body.tenant)) {
     return Response.json({ error: "invalid_request", message: "username, password and tenant are needed" }, { status: 400 });
   }
   const isNew = await signUp(env, body);

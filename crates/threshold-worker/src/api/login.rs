@@ -7,11 +7,12 @@ use threshold_core::secret::Purpose;
 use threshold_core::{Digest, Policy, Secrets};
 use threshold_limiter::api::{ApiError, AttemptAnswer, AttemptBody, ResultAnswer, ResultBody};
 use threshold_limiter::{Attempted, LoginError, LoginRequest};
-use worker::{console_warn, js_sys};
+use worker::js_sys;
 
 use super::Reply;
 use crate::guard::ObjectLimiter;
 use crate::store::ObjectStore;
+use crate::warnings::Warnings;
 
 /// Answers `/v1/login/attempt`.
 pub(super) async fn attempt(limiter: &ObjectLimiter, secrets: &Secrets, body: &[u8]) -> Result<Reply, ApiError> {
@@ -36,21 +37,30 @@ pub(super) async fn result(limiter: &ObjectLimiter, secrets: &Secrets, body: &[u
     Ok(Reply::new(200, ResultAnswer::from(ended).to_json().into_bytes()))
 }
 
+thread_local! {
+    // A guesser must not decide how long the log is.
+    static ADDRESSES: Warnings = Warnings::default();
+    static LOCKOUTS: Warnings = Warnings::default();
+}
+
 /// Logs that an address has attempted too many logins, or that an attempt met a locked account.
 fn log_refusal(policy: &Policy, request: &LoginRequest<'_>, refusal: &Refusal) {
     let shown = |name: String| if policy.identity().log_identifiers { name } else { policy.key().redact(&name) };
     let ip = request.ip.map(|ip| shown(ip.to_canonical().to_string()));
     let timestamp = String::from(js_sys::Date::new_0().to_iso_string());
-    let line = match refusal.by {
-        RefusedBy::Address => serde_json::json!({"event": "auth_ip_rate_limit", "ip": ip, "timestamp": timestamp}),
-        RefusedBy::Lock | RefusedBy::Ceiling => {
+    match refusal.by {
+        RefusedBy::Address => ADDRESSES.with(|warnings| {
+            warnings.warn(|| serde_json::json!({"event": "auth_ip_rate_limit", "ip": ip, "timestamp": timestamp}));
+        }),
+        RefusedBy::Lock | RefusedBy::Ceiling => LOCKOUTS.with(|warnings| {
             let username = request.account.map(|name| shown(name.to_owned()));
-            serde_json::json!({"event": "auth_user_lockout", "username": username, "ip": ip, "timestamp": timestamp})
-        }
+            let event = "auth_user_lockout";
+            warnings
+                .warn(|| serde_json::json!({"event": event, "username": username, "ip": ip, "timestamp": timestamp}));
+        }),
         // Penalties are logged when they begin.
-        RefusedBy::CoolDown | RefusedBy::Ban => return,
-    };
-    console_warn!("{line}");
+        RefusedBy::CoolDown | RefusedBy::Ban => {}
+    }
 }
 
 /// Returns a signed token of an attempt and of the objects with its account and its address.

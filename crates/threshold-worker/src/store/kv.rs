@@ -18,8 +18,8 @@ use worker::{Delay, Env, KvError, js_sys};
 
 use super::DEADLINE;
 use super::places::Place;
-use super::warnings::{self, Warnings};
 use crate::clock::DateClock;
+use crate::warnings::{self, Warnings};
 use cache::{Cache, Full, KvKey, KvRecord, Put};
 use value::{Form, Unreadable};
 
