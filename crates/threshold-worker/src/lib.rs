@@ -1,7 +1,7 @@
 //! Threshold as a Cloudflare Worker: the same core and the same policy, on Cloudflare's runtime.
 //!
 //! `tools/build` builds it into a folder that `wrangler` deploys and miniflare runs. The Worker guards an upstream and serves the HTTP
-//! API to other Workers; its limits are kept in Durable Objects. JavaScript of a Worker that imports the module calls [`guard`] and
+//! API to other Workers; its limits are kept in Durable Objects. JavaScript of a Worker that imports the module calls [`guard()`] and
 //! [`api`].
 
 mod api;

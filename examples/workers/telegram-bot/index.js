@@ -30,8 +30,8 @@ const FAILED = "Something went wrong. Please try again later.";
 
 // Does the work, unless the user has sent too much: then the answer is the rule's message.
 async function limited(user, work, env, ctx) {
-  const message = new Request("https://bot/message");
-  const guarded = await guard(message, { ...env, THRESHOLD_POLICY: policy }, ctx, async () => new Response(await work()), { user });
+  const asked = new Request("https://bot/message");
+  const guarded = await guard(asked, { ...env, THRESHOLD_POLICY: policy }, ctx, async () => new Response(await work()), { user });
   if (guarded.ok) {
     return guarded.text();
   }

@@ -147,5 +147,13 @@ export async function telegramBot(test) {
     }
     await alone.stop();
   });
+
+  await test("a bot whose policy is wrong says that something went wrong", async () => {
+    const wrong = await start("telegram-bot", { env: { ...env, RATE_LIMIT_MAX: "abc" } });
+    telegram.sent.length = 0;
+    await isOk(await update(wrong, 53));
+    assert.deepEqual(telegram.sent.map(({ text }) => text), ["Something went wrong. Please try again later."]);
+    await wrong.stop();
+  });
   telegram.close();
 }
