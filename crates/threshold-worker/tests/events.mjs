@@ -492,6 +492,21 @@ const tests = {
     return worker;
   },
 
+  async "runs at the same time tell the operator once"() {
+    const operator = await receiver([]);
+    const { worker } = start({ vars: { THRESHOLD_ALERT_URL: `${operator.url}/hook` } });
+    await put(worker, { layer: "edge", count: 100 });
+    await put(worker, { layer: "tenant", count: 50 });
+    await cron(worker);
+    await put(worker, { layer: "edge", count: 900 });
+    await Promise.all(Array.from({ length: 5 }, () => cron(worker)));
+    await cron(worker);
+    const told = operator.seen.map(({ body }) => [body.alert, body.level]);
+    assert.deepEqual(told, [["edge_blocks", "warning"], ["tenant_blocks", "warning"], ["edge_blocks", "critical"]]);
+    await operator.close();
+    return worker;
+  },
+
   async "the policy sets the thresholds"() {
     const { worker, lines } = start({ policy: `${POLICY}\n[alerts]\nedge_blocks = { per = "h", warning = 3, critical = 5 }\n` });
     await put(worker, { layer: "edge", count: 2, at: Date.now() - 1_800_000 });

@@ -3,7 +3,7 @@
 //! Times are whole milliseconds. Events go in as a batch of JSON, and figures come out as JSON, so that a host passes on text.
 
 /// Creates the tables, each statement by itself. It may be run any number of times.
-pub const TABLES: [&str; 6] = [
+pub const TABLES: [&str; 7] = [
     // The columns are for queries; `event` is the whole event. The order of `number` is the order of arrival.
     "CREATE TABLE IF NOT EXISTS rate_limit_events (
         number INTEGER PRIMARY KEY,
@@ -37,7 +37,17 @@ pub const TABLES: [&str; 6] = [
         notice TEXT,
         PRIMARY KEY (alert, key)
     )",
+    // One row, of the run that judges alerts.
+    "CREATE TABLE IF NOT EXISTS rate_limit_alert_runs (id INTEGER PRIMARY KEY, until INTEGER NOT NULL)",
 ];
+
+/// Begins a run that judges alerts: it may take from now (`?1`) until a time (`?2`). Returns nothing while another one is under way: two
+/// at once would tell an operator everything twice.
+pub const BEGIN_ALERT_RUN: &str = "INSERT INTO rate_limit_alert_runs (id, until) VALUES (1, ?2)
+    ON CONFLICT (id) DO UPDATE SET until = excluded.until WHERE until <= ?1 RETURNING CAST(until AS TEXT) AS until";
+
+/// Ends the run that may take until `?1`.
+pub const END_ALERT_RUN: &str = "UPDATE rate_limit_alert_runs SET until = 0 WHERE until = ?1";
 
 /// Inserts a batch (`?1`, a JSON array). `?2` is 1 if the events are to be sent to a server, else null. An event that is known by its
 /// id is left as it is.

@@ -22,13 +22,31 @@ const LATENESS: Span = Span::from_secs(120);
 /// The alerts of the database: by name and key.
 type Known = BTreeMap<(String, String), Episode>;
 
-/// Counts the events of each alert, logs what has changed, and posts it to the operator's URL.
+/// How long one run may take. A later one takes over if it was ended before.
+const RUN: Span = Span::from_secs(50);
+
+/// Counts the events of each alert, logs what has changed, and posts it to the operator's URL, unless another run does.
 pub(super) async fn raise(
     database: &Database,
     policy: &Policy,
     operator: Option<&Receiver>,
 ) -> Result<(), DatabaseError> {
     let now = DateClock.now();
+    let until = millis(now.plus(RUN));
+    if database.text(sql::BEGIN_ALERT_RUN, &[millis(now), until.clone()], "until").await?.is_empty() {
+        return Ok(());
+    }
+    let judged = judge(database, policy, operator, now).await;
+    database.run(sql::END_ALERT_RUN, &[until]).await?;
+    judged
+}
+
+async fn judge(
+    database: &Database,
+    policy: &Policy,
+    operator: Option<&Receiver>,
+    now: Timestamp,
+) -> Result<(), DatabaseError> {
     let known = known(database).await?;
     for on in AlertOn::ALL {
         let alert = policy.alerts().get(&on).copied().unwrap_or(on.usual());

@@ -110,7 +110,8 @@ impl Kv {
             let key = KvKey { binding: place.binding.clone(), name };
             // A rule that observes never denies, so it cannot do so while KV fails.
             let on_error = if charge.enforced() { rule.on_store_error } else { OnStoreError::Open };
-            let record = KvRecord { key, limit, form: Form::of(&limit, window) };
+            let block_for = rule.block_for.unwrap_or(Span::ZERO);
+            let record = KvRecord { key, limit, form: Form::of(&limit, window), block_for };
             Some(KvCharge { digest: charge.key(), rule: &rule.name, on_error, record })
         });
         charges.collect()
@@ -132,7 +133,7 @@ impl Kv {
         if let Some(balance) = self.cache().unchanged(&record.key, text.as_deref(), now) {
             return Ok(balance);
         }
-        let read = text.as_deref().map_or(Ok(Balance::default()), |text| record.form.read(text, &record.limit))?;
+        let read = text.as_deref().map_or(Ok(Balance::default()), |text| record.read(text, now))?;
         let mut cache = self.cache();
         let balance = cache.merge(record, read, now)?;
         cache.learn(&record.key, text);

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use threshold_core::{Balance, Bill, Digest, Limit, Outcome, OwnedBill, Span, Timestamp, TraceId, settle};
 
-use super::value::{Form, ttl};
+use super::value::{Form, Unreadable, ttl};
 
 /// The most keys. An entry takes less than a kilobyte.
 const MAX_KEYS: usize = 8_192;
@@ -29,6 +29,23 @@ pub(in crate::store) struct KvRecord {
     pub(in crate::store) key: KvKey,
     pub(in crate::store) limit: Limit,
     pub(in crate::store) form: Form,
+    /// How long the rule blocks at most.
+    pub(in crate::store) block_for: Span,
+}
+
+impl KvRecord {
+    /// Reads a value. A block that is longer than the rule's is shortened to it: nobody who writes to the namespace can lock a caller
+    /// out for years.
+    pub(in crate::store) fn read(&self, text: &str, now: Timestamp) -> Result<Balance, Unreadable> {
+        let balance = self.form.read(text, &self.limit)?;
+        let longest = now.plus(self.block_for);
+        if balance.blocked_until() <= longest {
+            return Ok(balance);
+        }
+        let mut shortened = balance.without_block();
+        shortened.block(longest);
+        Ok(shortened)
+    }
 }
 
 /// All places are taken by keys that are not written yet.
@@ -48,6 +65,7 @@ pub(in crate::store) struct Put {
 struct Entry {
     limit: Limit,
     form: Form,
+    block_for: Span,
     balance: Balance,
     read_at: Timestamp,
     put_at: Timestamp,
@@ -193,7 +211,13 @@ impl Cache {
     /// Returns at most `most` records whose write is due.
     pub(in crate::store) fn due(&self, now: Timestamp, most: usize) -> Vec<KvRecord> {
         let due = self.entries.iter().filter(|(_, entry)| entry.is_due(now)).take(most);
-        due.map(|(key, entry)| KvRecord { key: key.clone(), limit: entry.limit, form: entry.form }).collect()
+        due.map(|(key, entry)| KvRecord {
+            key: key.clone(),
+            limit: entry.limit,
+            form: entry.form,
+            block_for: entry.block_for,
+        })
+        .collect()
     }
 
     /// Returns the entry of a record, which is created if there is room. Only entries that are written are dropped for it.
@@ -212,6 +236,7 @@ impl Cache {
         let entry = self.entries.entry(record.key.clone()).or_insert_with(|| Entry {
             limit: record.limit,
             form: record.form,
+            block_for: record.block_for,
             balance: Balance::default(),
             read_at: Timestamp::EPOCH,
             put_at: Timestamp::EPOCH,
@@ -220,7 +245,7 @@ impl Cache {
             is_foreign: false,
             known: [None, None],
         });
-        (entry.limit, entry.form) = (record.limit, record.form);
+        (entry.limit, entry.form, entry.block_for) = (record.limit, record.form, record.block_for);
         Ok(entry)
     }
 }
@@ -268,7 +293,12 @@ mod tests {
 
     fn record(name: &str) -> KvRecord {
         let limit = LimitOptions::new().algorithm(Algorithm::FixedWindow).parse("10/h").unwrap();
-        KvRecord { key: KvKey { binding: "KV".to_owned(), name: name.to_owned() }, limit, form: Form::Window }
+        KvRecord {
+            key: KvKey { binding: "KV".to_owned(), name: name.to_owned() },
+            limit,
+            form: Form::Window,
+            block_for: Span::MINUTE,
+        }
     }
 
     /// Charges one request, and returns whether it was allowed.
@@ -360,6 +390,15 @@ mod tests {
         assert_eq!(count(&cache.take_put(&record.key, next).unwrap().value), 3);
     }
 
+    #[test]
+    fn a_block_is_no_longer_than_the_rules() {
+        let record = record("a");
+        let value = |until: u64| format!(r#"{{"count":0,"start":1767225600000,"blockedUntil":{until}}}"#);
+        let until = |until| record.read(&value(until), NOW).unwrap().blocked_until();
+        assert_eq!(until(1_767_225_630_000), NOW.plus(Span::from_secs(30)));
+        assert_eq!(until(9_007_199_254_740_991), NOW.plus(Span::MINUTE));
+    }
+
     /// KV as one isolate uses it.
     struct OneIsolate {
         cache: Cache,
@@ -376,7 +415,7 @@ mod tests {
             if let Some(balance) = cache.unchanged(&record.key, value.as_deref(), now) {
                 return balance;
             }
-            let read = value.as_deref().map_or(Ok(Balance::default()), |text| record.form.read(text, &record.limit));
+            let read = value.as_deref().map_or(Ok(Balance::default()), |text| record.read(text, now));
             let balance = cache.merge(record, read.unwrap(), now).unwrap();
             cache.learn(&record.key, value.clone());
             balance
@@ -418,7 +457,7 @@ mod tests {
             let policy = Policy::parse(&rule, &|_| None).unwrap();
             let limit = *policy.rules()[0].fixed_limit().unwrap();
             let key = KvKey { binding: "KV".to_owned(), name: "a".to_owned() };
-            let record = KvRecord { key, limit, form: Form::of(&limit, None) };
+            let record = KvRecord { key, limit, form: Form::of(&limit, None), block_for: Span::ZERO };
             let mut isolate = OneIsolate { cache: Cache::default(), record, value: None };
             let mut exact = Balance::default();
             let mut now = NOW.plus(Span::from_millis(start));
