@@ -116,7 +116,8 @@ impl RedisServer {
     /// Sets the clock of a server that was started with one.
     pub(crate) fn set_time(&self, now: Timestamp) {
         let time = jiff::Timestamp::from_microsecond(i64::try_from(now.micros()).unwrap()).unwrap();
-        self.set_clock(&time.strftime("%Y-%m-%d %H:%M:%S%.6f").to_string());
+        // Half a microsecond more: libfaketime reads a fraction as a floating-point number, and the server cuts what it makes of it.
+        self.set_clock(&time.strftime("%Y-%m-%d %H:%M:%S%.6f5").to_string());
     }
 
     /// Sets what libfaketime reads: a time, or an offset from the system's clock.
