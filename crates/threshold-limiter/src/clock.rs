@@ -16,6 +16,12 @@ pub use system::SystemClock;
 pub trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
+
+    /// Returns nanoseconds since any one moment, to measure how long something takes. A limiter with observers reads it some times
+    /// for each decision.
+    fn nanos(&self) -> u64 {
+        self.now().micros().saturating_mul(1_000)
+    }
 }
 
 /// A clock for tests, which stands still until it is moved.
@@ -49,6 +55,10 @@ impl Clock for ManualClock {
 impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
     fn now(&self) -> Timestamp {
         (**self).now()
+    }
+
+    fn nanos(&self) -> u64 {
+        (**self).nanos()
     }
 }
 

@@ -44,6 +44,8 @@
 pub mod api;
 pub mod bans;
 pub mod clock;
+#[cfg(not(target_family = "wasm"))]
+pub mod events;
 #[cfg(feature = "sqlite")]
 pub mod journal;
 #[cfg(feature = "jwt")]
@@ -70,7 +72,7 @@ pub use clock::{Clock, ManualClock};
 #[cfg(feature = "memory")]
 pub use keyed::{KeyDecision, KeyLimiter, KeyLimiterBuilder};
 pub use limiter::{LimitDecision, Limiter, LimiterBuilder, LoginError, Reserved};
-pub use observer::{Observer, Refused, TokenRefused};
+pub use observer::{ObservedDecision, ObservedOperation, Observer, Operation, OperationResult, Refused, TokenRefused};
 pub use store::{ImmediateStore, Store};
 /// Everything that a decision is made of, where the names below are not enough.
 pub use threshold_core;

@@ -76,8 +76,8 @@ pub struct Limiter<
     /// The policy under the old secret, while the secret is rotated.
     previous: Option<rotation::Previous>,
     store: S,
-    clock: C,
-    observers: Vec<Arc<dyn Observer>>,
+    pub(crate) clock: C,
+    pub(crate) observers: Vec<Arc<dyn Observer>>,
     bans: Arc<BanList>,
     /// Held while changes of bans and settings are applied, and while a policy comes into force that must have all settings.
     /// It is taken before `generation`, never after.
@@ -187,17 +187,6 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the token was not signed by this limiter's secrets.
     pub fn read_receipt(&self, token: &str) -> Result<Receipt, BytesError> {
         Receipt::from_token(token, &self.secrets)
-    }
-
-    /// Notifies observers of a decision.
-    pub(crate) fn tell(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
-        if self.observers.is_empty() {
-            return;
-        }
-        let facts = Facts { trace: decision.trace, ..*facts };
-        for observer in &self.observers {
-            observer.decided(&facts, decision, policy);
-        }
     }
 
     /// Notifies observers that a request could not give back its charges.

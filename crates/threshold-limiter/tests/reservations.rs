@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use threshold_limiter::{
-    Decision, Degraded, Facts, Limiter, ManualClock, Observer, OnExpire, Policy, Reserved, Span, Timestamp, Verdict,
+    Degraded, Facts, Limiter, ManualClock, ObservedDecision, Observer, OnExpire, Policy, Reserved, Span, Timestamp,
+    Verdict,
 };
 
 /// The store has room for 1,024 reservations, and for every key.
@@ -38,7 +39,7 @@ const POLICY: &str = r#"
 struct Verdicts(Mutex<Vec<Verdict>>);
 
 impl Observer for Verdicts {
-    fn decided(&self, _: &Facts<'_>, decision: &Decision, _: &Policy) {
+    fn decided(&self, ObservedDecision { decision, .. }: &ObservedDecision<'_>) {
         self.0.lock().unwrap().push(decision.verdict);
     }
 }

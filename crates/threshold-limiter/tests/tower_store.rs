@@ -21,7 +21,7 @@ use http_body_util::BodyExt as _;
 use threshold_core::{DigestKey, Span, Timestamp};
 use threshold_limiter::store::{Answer, Command, Digest, Kind, Listed, Outcome, Plan, Store, StoreError};
 use threshold_limiter::tower::{PeerAddr, ThresholdLayer};
-use threshold_limiter::{Decision, Facts, Limiter, ManualClock, Observer, Policy, Secret};
+use threshold_limiter::{Facts, Limiter, ManualClock, ObservedDecision, Observer, Policy, Secret};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 
@@ -71,7 +71,7 @@ struct Counts {
 }
 
 impl Observer for Counts {
-    fn decided(&self, _: &Facts<'_>, _: &Decision, _: &Policy) {
+    fn decided(&self, _: &ObservedDecision<'_>) {
         self.decided.fetch_add(1, Ordering::Relaxed);
     }
 

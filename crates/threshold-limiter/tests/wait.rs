@@ -22,7 +22,7 @@ use threshold_core::{Span, Timestamp};
 use threshold_limiter::limiter::{InMemory, LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{Command, Store as _};
-use threshold_limiter::{Clock, Decision, Facts, Limiter, Observer, PlanError, Policy, Verdict};
+use threshold_limiter::{Clock, Facts, Limiter, ObservedDecision, Observer, PlanError, Policy, Verdict};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, advance, sleep, timeout};
@@ -504,7 +504,7 @@ async fn a_waiting_request_is_decided_by_the_policy_in_force_at_the_end() {
 struct Verdicts(Mutex<Vec<Verdict>>);
 
 impl Observer for Verdicts {
-    fn decided(&self, _: &Facts<'_>, decision: &Decision, _: &Policy) {
+    fn decided(&self, ObservedDecision { decision, .. }: &ObservedDecision<'_>) {
         self.0.lock().unwrap().push(decision.verdict);
     }
 }

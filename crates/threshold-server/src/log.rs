@@ -11,7 +11,7 @@ use threshold_core::decision::Reading;
 use threshold_core::path::normalize_method;
 use threshold_core::policy::{Layer, LogMode, Policy, Rule};
 use threshold_core::{Decision, Facts, Timestamp};
-use threshold_limiter::{Observer, Refused, TokenRefused};
+use threshold_limiter::{ObservedDecision, Observer, Refused, TokenRefused};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -91,7 +91,7 @@ struct CurrentSecond {
 }
 
 impl Observer for DenialLog {
-    fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+    fn decided(&self, &ObservedDecision { facts, decision, policy, .. }: &ObservedDecision<'_>) {
         if !decision.allowed() {
             self.log(facts, decision, policy);
         }

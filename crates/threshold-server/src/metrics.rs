@@ -11,8 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use threshold_core::decision::{Degraded, Verdict};
 use threshold_core::policy::Policy;
-use threshold_core::{Decision, Facts};
-use threshold_limiter::{Observer, Refused, TokenRefused};
+use threshold_limiter::{ObservedDecision, Observer, Refused, TokenRefused};
 
 /// All metrics of one server.
 #[derive(Debug)]
@@ -163,7 +162,7 @@ impl Metrics {
 }
 
 impl Observer for Counts {
-    fn decided(&self, _: &Facts<'_>, decision: &Decision, policy: &Policy) {
+    fn decided(&self, &ObservedDecision { decision, policy, .. }: &ObservedDecision<'_>) {
         let mut series = self.series.load();
         // Looking up a series by its labels takes a lock and hashes strings. It is done once for each policy, not for
         // each decision.
@@ -248,6 +247,8 @@ fn place(verdict: Verdict) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use threshold_core::{Decision, Facts};
+
     use super::*;
 
     #[test]
@@ -261,7 +262,7 @@ mod tests {
         let policy = Policy::parse("", &|_| None).unwrap();
         let mut decision = Decision::default();
         decision.degraded = Some(Degraded::Timeout);
-        metrics.counts.decided(&Facts::default(), &decision, &policy);
+        metrics.counts.decided(&ObservedDecision::new(&Facts::default(), &decision, &policy));
         metrics.set_charges_lost(3);
         metrics.set_charges_lost(5);
         let text = metrics.text();
@@ -285,7 +286,7 @@ mod tests {
                  [[rule]]\nname = 'rule {generation}'\nper = ['user']\nlimit = '1/h'"
             );
             let policy = Policy::parse(&text, &|_| None).unwrap().with_generation(generation);
-            metrics.counts.decided(&Facts::default(), &Decision::default(), &policy);
+            metrics.counts.decided(&ObservedDecision::new(&Facts::default(), &Decision::default(), &policy));
             // Two rules, and the decisions without a binding rule.
             assert_eq!(series(), 3 * VERDICTS.len(), "after {generation} policies");
         }

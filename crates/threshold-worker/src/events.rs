@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use threshold_core::event::EventId;
-use threshold_core::{Decision, Event, Facts, Policy, Span};
-use threshold_limiter::{Clock as _, Observer};
+use threshold_core::{Event, Span};
+use threshold_limiter::{Clock as _, ObservedDecision, Observer};
 use worker::kv::{KvError, KvStore};
 use worker::send::{SendFuture, SendWrapper};
 use worker::{Delay, Env, console_warn};
@@ -94,7 +94,7 @@ async fn put(namespace: &KvStore, event: &Event) -> Result<(), KvError> {
 }
 
 impl Observer for Events {
-    fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+    fn decided(&self, &ObservedDecision { facts, decision, policy, .. }: &ObservedDecision<'_>) {
         let id = || {
             let mut random = [0; 16];
             // Without random numbers, the id of the decision. The platform has always some.

@@ -104,6 +104,10 @@ impl Clock for SystemClock {
         let micros = signed(counted).saturating_add(self.offset.load(Ordering::Relaxed));
         Timestamp::from_micros(u64::try_from(micros).unwrap_or(0))
     }
+
+    fn nanos(&self) -> u64 {
+        self.counter.delta_as_nanos(self.start, self.counter.raw())
+    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use threshold_core::{
 
 use super::{LimitDecision, Limiter, Reserved};
 use crate::clock::Clock;
+use crate::observer::Operation;
 use crate::random_id;
 use crate::store::{EndError, Kind, Listed, Store, StoreError};
 
@@ -69,13 +70,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the store cannot answer.
     pub async fn refund_async(&self, receipt: &Receipt) -> Result<bool, StoreError> {
         let receipt = self.present_receipt(receipt);
-        match self.execute(Command::Refund(Box::new(receipt.clone().into_owned()))).await? {
-            Answer::Refunded { first } => {
-                self.made_room(receipt.keys());
-                Ok(first)
+        self.perform(Operation::Refund, receipt.keys().next(), async {
+            match self.execute(Command::Refund(Box::new(receipt.clone().into_owned()))).await? {
+                Answer::Refunded { first } => {
+                    self.made_room(receipt.keys());
+                    Ok(first)
+                }
+                other => Err(StoreError::unexpected(other)),
             }
-            other => Err(StoreError::unexpected(other)),
-        }
+        })
+        .await
     }
 
     /// Does what [`reserve`](Self::reserve) does, on any store.
@@ -97,7 +101,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the reservation is unknown, has ended or was committed with another cost, or if the store cannot
     /// answer.
     pub async fn commit_async(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
-        self.end(Command::Commit { id: reservation, cost: actual.owned() }).await
+        self.end(Operation::Commit, Command::Commit { id: reservation, cost: actual.owned() }).await
     }
 
     /// Does what [`release`](Self::release) does, on any store.
@@ -105,7 +109,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for [`commit_async`](Self::commit_async).
     pub async fn release_async(&self, reservation: TraceId) -> Result<(), EndError> {
-        self.end(Command::Release { id: reservation }).await
+        self.end(Operation::Release, Command::Release { id: reservation }).await
     }
 
     /// Does what [`pause`](Self::pause) does, on any store.
@@ -114,8 +118,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the store cannot answer.
     pub async fn pause_async(&self, layer: Layer, key: &str, length: Duration) -> Result<bool, StoreError> {
         let keys = self.policy().keys_of(layer, key);
-        let known = !keys.balances.is_empty();
-        self.execute(Command::Pause { keys, length: length.into() }).await?;
+        let (known, first) = (!keys.balances.is_empty(), keys.all().next());
+        self.perform(Operation::Pause, first, async {
+            self.execute(Command::Pause { keys, length: length.into() }).await.map(drop)
+        })
+        .await?;
         Ok(known)
     }
 
@@ -126,15 +133,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn forgive_async(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
         let keys = self.policy().keys_of(layer, key);
         let (room, standings): (Vec<_>, _) = (keys.all().collect(), keys.standings.clone());
-        self.execute(Command::Forgive { keys }).await?;
-        // Only after the store has forgiven: until then the ban is in force, and operators need its name.
-        for standing in standings {
-            self.bans.forget_name(standing);
-        }
-        // Its records may not have moved to the present secret yet.
-        self.forgive_previous(layer, key).await?;
-        self.made_room(room);
-        Ok(())
+        self.perform(Operation::Forgive, room.first().copied(), async {
+            self.execute(Command::Forgive { keys }).await?;
+            // Only after the store has forgiven: until then the ban is in force, and operators need its name.
+            for standing in standings {
+                self.bans.forget_name(standing);
+            }
+            // Its records may not have moved to the present secret yet.
+            self.forgive_previous(layer, key).await?;
+            self.made_room(room);
+            Ok(())
+        })
+        .await
     }
 
     /// Decides one cost on one key under one limit, without a policy. Such keys never collide with those of rules.
@@ -144,6 +154,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<LimitDecision, StoreError> {
         let text = key;
         let key = TextKeys::new(self.policy().key(), limit).digest(text);
+        self.perform(Operation::Limit, Some(key), self.decide_limit(text, key, limit, cost)).await
+    }
+
+    async fn decide_limit(
+        &self,
+        text: &str,
+        key: Digest,
+        limit: &Limit,
+        cost: u64,
+    ) -> Result<LimitDecision, StoreError> {
         if self.store.answers_at_once() {
             return self
                 .ask_limit(text, key, limit, cost)
@@ -248,14 +268,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         answered
     }
 
-    async fn end(&self, command: Command) -> Result<(), EndError> {
-        match self.execute(command).await? {
-            Answer::Ended(ended) => {
-                self.made_room(ended?);
-                Ok(())
+    async fn end(&self, operation: Operation, command: Command) -> Result<(), EndError> {
+        self.perform(operation, None, async {
+            match self.execute(command).await? {
+                Answer::Ended(ended) => {
+                    self.made_room(ended?);
+                    Ok(())
+                }
+                other => Err(StoreError::unexpected(other).into()),
             }
-            other => Err(StoreError::unexpected(other).into()),
-        }
+        })
+        .await
     }
 
     async fn decide_with_receipt(
@@ -267,7 +290,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let policy: Arc<Policy> = self.policy();
         let (mut plan, mut outcome, mut decision) = (Plan::new(&policy, verb), Outcome::default(), Decision::default());
         let settled = self.decide(&mut plan, facts, &mut outcome, &mut decision).await?;
-        let receipt = if settled && verb != Verb::Peek { plan.receipt(&outcome) } else { None };
+        let receipt = if settled.answered && verb != Verb::Peek { plan.receipt(&outcome) } else { None };
         Ok((decision, receipt))
     }
 }

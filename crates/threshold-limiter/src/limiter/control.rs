@@ -11,6 +11,7 @@ use threshold_core::{Span, Timestamp};
 
 use super::Limiter;
 use crate::clock::Clock;
+use crate::observer::Operation;
 use crate::store::{Store, StoreError};
 use crate::sync::MutexGuard;
 
@@ -124,6 +125,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the store cannot answer, or [`StoreError::Full`] if it has no room. Then nothing is changed in this
     /// process. After a timeout the store may have made the change all the same, and this node follows it like any other.
     pub async fn change_control(&self, change: ControlChange) -> Result<Vec<UnfitSetting>, StoreError> {
+        self.perform(Operation::Control, None, self.change_one(change)).await
+    }
+
+    async fn change_one(&self, change: ControlChange) -> Result<Vec<UnfitSetting>, StoreError> {
         let last = match self.execute(Command::Control(Box::new(change.clone()))).await? {
             Answer::Controlled { number } => number,
             other => return Err(StoreError::unexpected(other)),
@@ -148,6 +153,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for [`change_control`](Self::change_control). [`StoreError::Timeout`] if other nodes change bans all the time.
     pub async fn change_control_all(
+        &self,
+        compute: impl FnMut() -> Box<[ControlChange]> + Send,
+    ) -> Result<Vec<UnfitSetting>, StoreError> {
+        self.perform(Operation::Control, None, self.change_all(compute)).await
+    }
+
+    async fn change_all(
         &self,
         mut compute: impl FnMut() -> Box<[ControlChange]> + Send,
     ) -> Result<Vec<UnfitSetting>, StoreError> {

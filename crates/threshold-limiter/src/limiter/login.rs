@@ -9,6 +9,7 @@ use threshold_core::{Digest, Format, Outcome, Plan, Policy, Timestamp};
 
 use super::Limiter;
 use crate::clock::Clock;
+use crate::observer::Operation;
 use crate::random_id;
 use crate::store::{ImmediateStore, Store, StoreError, at_once};
 
@@ -100,9 +101,20 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, keys, now) = self.begun(&policy, request)?;
-        self.store.learn_places(&mut || request.places(&policy, &keys));
-        let checks = request.penalty_checks(&policy, keys.id);
-        let rekeyed = self.rekey_login(&policy, request, &checks).await;
+        self.perform(Operation::LoginAttempt, keys.account, self.attempt(&policy, login, request, keys, now)).await
+    }
+
+    async fn attempt(
+        &self,
+        policy: &Policy,
+        login: &Login,
+        request: &LoginRequest<'_>,
+        keys: AttemptKeys,
+        now: Timestamp,
+    ) -> Result<Attempted, LoginError> {
+        self.store.learn_places(&mut || request.places(policy, &keys));
+        let checks = request.penalty_checks(policy, keys.id);
+        let rekeyed = self.rekey_login(policy, request, &checks).await;
         // Before the attempt is counted: a caller who is banned must not be able to lock an account.
         for check in checks {
             let mut outcome = Outcome::default();
@@ -128,7 +140,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 (outcome, at)
             }
             Ok(other) => return Err(StoreError::unexpected(other).into()),
-            Err(error) => (self.attempt_without_store(&policy, login, &keys, error, now)?, now),
+            Err(error) => (self.attempt_without_store(policy, login, &keys, error, now)?, now),
         };
         Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, at))
     }
@@ -140,6 +152,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn login_result_async(&self, attempt: &str, success: bool) -> Result<LoginResult, LoginError> {
         let policy = self.policy();
         let (login, attempt, now) = self.ended(&policy, attempt)?;
+        self.perform(Operation::LoginResult, attempt.account, self.end_login(login, attempt, success, now)).await
+    }
+
+    async fn end_login(
+        &self,
+        login: &Login,
+        attempt: Attempt,
+        success: bool,
+        now: Timestamp,
+    ) -> Result<LoginResult, LoginError> {
         let nonce = random_id();
         // First the stand-in: the store knows nothing of an attempt that was decided without it.
         let (outcome, at) = match self.result_without_store(login, &attempt, success, nonce, now) {
@@ -180,9 +202,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     async fn change_account(&self, account: &str, change: AccountChange) -> Result<(), LoginError> {
         let name = account;
         let account = self.account_key(name)?;
-        self.rekey_account(name, account).await?;
-        self.execute(Command::ChangeAccount { account, change }).await?;
-        Ok(())
+        self.perform(Operation::ChangeAccount, Some(account), async {
+            self.rekey_account(name, account).await?;
+            self.execute(Command::ChangeAccount { account, change }).await?;
+            Ok(())
+        })
+        .await
     }
 
     fn begun<'p>(

@@ -9,6 +9,7 @@ use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy};
 
 use super::Limiter;
 use crate::clock::Clock;
+use crate::observer::Operation;
 use crate::store::{ImmediateStore, at_once};
 
 /// How many requests are planned ahead. While one is settled, the memory of the next is on its way; a third plan would only
@@ -44,9 +45,11 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
             decisions.push(std::mem::replace(planned, Ok(())).map(|()| Decision::default()));
             // Decided in place: a decision that is made elsewhere and then pushed is copied.
             if let Some(Ok(decision)) = decisions.last_mut() {
-                at_once(self.settle_of(facts, plan, &mut outcome, decision));
+                // Without its planning, which overlaps with the request before it.
+                let start = self.start();
+                let settled = at_once(self.settle_of(facts, plan, &mut outcome, decision));
                 self.name_banned(plan, facts, decision);
-                self.tell(facts, decision, &policy);
+                self.tell(Operation::Check, facts, decision, &policy, (start, settled.in_store));
             }
             if let Some(facts) = coming.next() {
                 *planned = self.plan(plan, facts);

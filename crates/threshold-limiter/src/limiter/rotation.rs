@@ -13,6 +13,7 @@ use threshold_core::policy::Layer;
 use threshold_core::{Decision, Digest, DigestKey, Facts, Limit, Outcome, Plan, Policy, Receipt};
 
 use super::Limiter;
+use super::under::Settled;
 use crate::clock::Clock;
 use crate::store::{Store, StoreError};
 use crate::sync::{Mutex, MutexGuard};
@@ -91,7 +92,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         plan: &Plan<'_>,
         outcome: &mut Outcome,
         decision: &mut Decision,
-    ) -> bool {
+    ) -> Settled {
         self.settle_moving(self.moves_of(facts, plan), plan, outcome, decision).await
     }
 
@@ -117,13 +118,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         plan: &Plan<'_>,
         outcome: &mut Outcome,
         decision: &mut Decision,
-    ) -> bool {
+    ) -> Settled {
         if let Some(moves) = moves {
             // Boxed: it is needed during a rotation only, and would enlarge the future of every decision.
             if let Err(error) = Box::pin(self.rekey(*moves)).await {
                 // Settled without them, the request would find unused limits and no penalty.
                 *decision = self.decide_without_store(plan, error, self.time());
-                return false;
+                return Settled::default();
             }
         }
         self.settle(plan, outcome, decision).await

@@ -13,8 +13,16 @@ use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Timesta
 use super::denials::Moment;
 use super::{Limiter, Reserved, traced};
 use crate::clock::Clock;
+use crate::observer::Operation;
 use crate::random_id;
 use crate::store::{Store, StoreError};
+
+/// Whether the store answered, and how long that took. Without an answer the outcome is not filled in.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Settled {
+    pub(crate) answered: bool,
+    pub(crate) in_store: Duration,
+}
 
 impl<S: Store, C: Clock> Limiter<S, C> {
     /// Checks, peeks or records under a policy that [`policy`](Self::policy) has returned, whether or not it is still in
@@ -30,7 +38,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     ) -> Result<(Decision, Option<Receipt>), PlanError> {
         let (mut plan, mut outcome, mut decision) = (Plan::new(policy, verb), Outcome::default(), Decision::default());
         let settled = self.decide(&mut plan, facts, &mut outcome, &mut decision).await?;
-        let charged = settled && decision.allowed() && verb != Verb::Peek;
+        let charged = settled.answered && decision.allowed() && verb != Verb::Peek;
         let receipt = if charged { plan.receipt(&outcome) } else { None };
         Ok((decision, receipt))
     }
@@ -47,22 +55,27 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         ttl: Duration,
         on_expire: OnExpire,
     ) -> Result<Reserved, PlanError> {
+        let start = self.start();
         let (mut plan, mut outcome) = (Plan::new(policy, Verb::Check), Outcome::default());
         let mut reserved = Reserved { decision: Decision::default(), reservation: None };
         // Observers are notified below, of the decision that counts in the end.
-        let settled = self.settle_planned(&mut plan, facts, &mut outcome, &mut reserved.decision).await?;
-        if settled && reserved.decision.allowed() {
+        let Settled { answered, mut in_store } =
+            self.settle_planned(&mut plan, facts, &mut outcome, &mut reserved.decision).await?;
+        if answered && reserved.decision.allowed() {
             // The time of the store, which may differ from this clock's.
             let now = outcome.at();
             let receipt = Box::new(plan.holding(&outcome));
             let id = receipt.id();
             let command = Command::Reserve { receipt: receipt.clone(), ttl: ttl.into(), on_expire };
-            match self.store.execute(command, now).await {
+            let asked = self.start();
+            let kept = self.store.execute(command, now).await;
+            in_store = in_store.saturating_add(self.since(asked));
+            match kept {
                 Ok(_) => reserved.reservation = Some(id),
                 Err(error) => reserved.decision = self.decide_unreserved(&plan, receipt, error, now).await,
             }
         }
-        self.tell(facts, &reserved.decision, policy);
+        self.tell(Operation::Reserve, facts, &reserved.decision, policy, (start, in_store));
         Ok(reserved)
     }
 
@@ -96,9 +109,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         facts: &Facts<'_>,
         outcome: &mut Outcome,
         decision: &mut Decision,
-    ) -> Result<bool, PlanError> {
+    ) -> Result<Settled, PlanError> {
+        let start = self.start();
         let settled = self.settle_planned(plan, facts, outcome, decision).await?;
-        self.tell(facts, decision, plan.policy());
+        self.tell(plan.verb().into(), facts, decision, plan.policy(), (start, settled.in_store));
         Ok(settled)
     }
 
@@ -109,7 +123,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         facts: &Facts<'_>,
         outcome: &mut Outcome,
         decision: &mut Decision,
-    ) -> Result<bool, PlanError> {
+    ) -> Result<Settled, PlanError> {
         self.plan(plan, facts)?;
         let settled = self.settle_of(facts, plan, outcome, decision).await;
         self.name_banned(plan, facts, decision);
@@ -127,7 +141,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Settles a plan and decides. Returns whether the store answered; if not, `outcome` is not filled in.
     #[inline]
-    pub(crate) async fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> bool {
+    pub(crate) async fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> Settled {
         // What does not depend on the store is filled in while the prefetched memory arrives.
         plan.prepare(decision);
         let now = self.time();
@@ -135,16 +149,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             // Boxed: a round trip costs more than an allocation, and the future of a store in memory stays small.
             return Box::pin(self.settle_remotely(plan, now, outcome, decision)).await;
         }
-        match self.store.settle(plan, now, outcome).await {
-            Ok(()) => {
-                plan.conclude(outcome, decision);
-                true
-            }
-            Err(error) => {
-                *decision = self.decide_without_store(plan, error, now);
-                false
-            }
+        let asked = self.start();
+        let answer = self.store.settle(plan, now, outcome).await;
+        let in_store = self.since(asked);
+        match answer {
+            Ok(()) => plan.conclude(outcome, decision),
+            Err(error) => *decision = self.decide_without_store(plan, error, now),
         }
+        Settled { answered: answer.is_ok(), in_store }
     }
 
     /// Returns the present moment by this node's clock and by the store's.
@@ -159,19 +171,23 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         now: Timestamp,
         outcome: &mut Outcome,
         decision: &mut Decision,
-    ) -> bool {
+    ) -> Settled {
+        let known = Settled { answered: true, in_store: Duration::ZERO };
         // Nothing is stored of a request without limits and subjects, such as one of an allow-listed caller.
         if plan.charges().is_empty() && plan.subjects().is_empty() {
             *outcome = settle(plan.bill(), &mut [], &mut [], now);
             plan.conclude(outcome, decision);
-            return true;
+            return known;
         }
         let begun = self.moment();
         if self.denials.repeat(plan, begun, outcome, decision) {
-            return true;
+            return known;
         }
         let asked = self.denials.versions(plan);
-        match self.store.settle(plan, now, outcome).await {
+        let start = self.start();
+        let answer = self.store.settle(plan, now, outcome).await;
+        let in_store = self.since(start);
+        match answer {
             Ok(()) => {
                 plan.conclude(outcome, decision);
                 let heard = self.moment();
@@ -182,13 +198,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                     let in_one_step = self.store.settles_partitions_together();
                     self.denials.keep(plan, outcome, (&asked, begun.own, heard), in_one_step);
                 }
-                true
             }
-            Err(error) => {
-                *decision = self.decide_without_store(plan, error, now);
-                false
-            }
+            Err(error) => *decision = self.decide_without_store(plan, error, now),
         }
+        Settled { answered: answer.is_ok(), in_store }
     }
 
     /// Decides a request that was charged, and whose reservation the store did not confirm.

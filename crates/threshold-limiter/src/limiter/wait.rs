@@ -9,8 +9,10 @@ use threshold_core::plan::{Met, Verb};
 use threshold_core::{Decision, Digest, Facts, Outcome, Plan, PlanError, Policy, Receipt, Timestamp};
 use tokio::time::{Instant, timeout_at};
 
+use super::under::Settled;
 use super::{Limiter, traced};
 use crate::clock::Clock;
+use crate::observer::Operation;
 use crate::store::Store;
 use queues::{Place, Turn};
 
@@ -46,6 +48,7 @@ pub struct Waited {
 struct Tried {
     decision: Decision,
     receipt: Option<Receipt>,
+    in_store: Duration,
     next: Next,
 }
 
@@ -119,6 +122,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             // The policy in force now: a reload in the meantime may have given the request more room.
             let policy: Arc<Policy> = self.policy();
             let left = deadline.saturating_duration_since(Instant::now());
+            let start = self.start();
             // Boxed, and dropped before this sleeps: a plan and its outcome are kilobytes, which thousands of waiting
             // futures would hold otherwise.
             let tried = Box::pin(self.try_in_turn(&policy, &facts, &mut place, left)).await?;
@@ -130,7 +134,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             };
             let Some(again) = again.filter(|_| now < deadline) else {
                 // Observers see one decision for each request, not every attempt.
-                self.tell(&facts, &tried.decision, &policy);
+                let measured = (start, tried.in_store);
+                self.tell(Operation::Wait, &facts, &tried.decision, &policy, measured);
                 return Ok(Waited { decision: tried.decision, receipt: tried.receipt, policy });
             };
             // A waiting request must not keep a replaced policy alive either.
@@ -156,17 +161,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
         let plan = plan.without_punishment();
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
-        let settled = self.settle_of(facts, &plan, &mut outcome, &mut decision).await;
+        let Settled { answered, in_store } = self.settle_of(facts, &plan, &mut outcome, &mut decision).await;
         if decision.allowed() && turn == Turn::Own {
             // Without an answer it is not known what the store has charged, so there is no receipt of it.
-            let receipt = if settled { plan.receipt(&outcome) } else { None };
-            return Ok(Tried { decision, receipt, next: Next::Return });
+            let receipt = if answered { plan.receipt(&outcome) } else { None };
+            return Ok(Tried { decision, receipt, in_store, next: Next::Return });
         }
         let now = decision.at;
         if decision.allowed() {
             // There is capacity, and it belongs to those ahead: deny as if they had used up the limit.
             let next = if turn == Turn::Behind { Next::WaitForTurn } else { Next::Return };
-            return Ok(Tried { decision: plan.decide_as_full(&outcome), receipt: None, next });
+            return Ok(Tried { decision: plan.decide_as_full(&outcome), receipt: None, in_store, next });
         }
         let next = match turn {
             // It would be denied in the end anyway.
@@ -182,7 +187,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             }
             Turn::Own => Next::Return,
         };
-        Ok(Tried { decision, receipt: None, next })
+        Ok(Tried { decision, receipt: None, in_store, next })
     }
 }
 

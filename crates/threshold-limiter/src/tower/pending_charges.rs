@@ -138,15 +138,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         request_facts: &RequestFacts<'_>,
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError> {
+        let start = self.start();
         let mut outcome = Outcome::default();
         // Facts point into vectors that last for one call, so they are built once before the await and once after it.
         let moves = request_facts.facts(|facts| self.plan(plan, facts).map(|()| self.moves_of(facts, plan)))?;
         let settled = self.settle_moving(moves, plan, &mut outcome, decision).await;
         request_facts.facts(|facts| {
             self.name_banned(plan, facts, decision);
-            self.tell(facts, decision, plan.policy());
+            self.tell(plan.verb().into(), facts, decision, plan.policy(), (start, settled.in_store));
         });
-        Ok(Admitted::of(plan, &outcome, decision, settled))
+        Ok(Admitted::of(plan, &outcome, decision, settled.answered))
     }
 }
 
@@ -203,7 +204,7 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
             // It could be planned when it came, so it can be planned again under the same policy.
             let Ok(plan) = request_facts.facts(|facts| policy.plan_for(Verb::Peek, facts)) else { return };
             let mut look = Decision::default();
-            if self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look).await {
+            if self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look).await.answered {
                 decision.refresh(&look, policy);
             }
         })

@@ -10,7 +10,7 @@ use http::{Request, StatusCode};
 use serde_json::json;
 use threshold_core::policy::TokenError;
 use threshold_limiter::tower::{Identified, NoTokenVerifier, PeerAddr, ThresholdLayer};
-use threshold_limiter::{Decision, Facts, Limiter, ManualClock, Observer, Policy, Refused, Span, TokenRefused, jwt};
+use threshold_limiter::{Limiter, ManualClock, ObservedDecision, Observer, Policy, Refused, Span, TokenRefused, jwt};
 use tower::ServiceExt as _;
 
 use crate::sign::{SECRET, hmac_of, of_texts, signed, token};
@@ -46,7 +46,7 @@ struct Ear {
 }
 
 impl Observer for Ear {
-    fn decided(&self, facts: &Facts<'_>, _: &Decision, _: &Policy) {
+    fn decided(&self, ObservedDecision { facts, .. }: &ObservedDecision<'_>) {
         self.users.lock().unwrap().push(facts.user.map(str::to_owned));
     }
 

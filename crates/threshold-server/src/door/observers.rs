@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
-use threshold_core::{Decision, Facts, Policy, Timestamp};
-use threshold_limiter::Observer;
+use threshold_core::Timestamp;
+use threshold_limiter::{ObservedDecision, Observer};
 
 use super::test_server::{TestServer, client::Answer};
 
@@ -21,13 +21,13 @@ const POLICY: &str = r#"
 "#;
 
 /// The user, the verdict and the trace id of a decision.
-type ObservedDecision = (String, &'static str, String);
+type Heard = (String, &'static str, String);
 
 #[derive(Default)]
-struct RecordingObserver(Mutex<Vec<ObservedDecision>>);
+struct RecordingObserver(Mutex<Vec<Heard>>);
 
 impl Observer for RecordingObserver {
-    fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+    fn decided(&self, &ObservedDecision { facts, decision, policy, .. }: &ObservedDecision<'_>) {
         assert_eq!((decision.generation, decision.trace), (policy.generation(), facts.trace));
         let user = facts.user.unwrap_or_default().to_owned();
         self.0.lock().unwrap().push((user, decision.verdict.name(), decision.trace.to_string()));
@@ -69,7 +69,7 @@ impl ObservedServer {
         self.server.client().send("GET", "/auth", &fields, "").unwrap()
     }
 
-    fn observed(&self) -> Vec<ObservedDecision> {
+    fn observed(&self) -> Vec<Heard> {
         std::mem::take(&mut self.observer.0.lock().unwrap())
     }
 }
