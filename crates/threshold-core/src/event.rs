@@ -30,18 +30,22 @@
 //!     event.to_json(),
 //!     r#"{"id":"02020202-0202-4202-8202-020202020202","at":1767225600000,"layer":"user","blocked":true,"tenant":null,"#.to_owned()
 //!         + r#""userId":"u1","endpoint":"POST:/api/posts","ip":null,"rule":"posts","verdict":"deny","count":1,"subject":null,"#
-//!         + r#""strikes":null,"shadowUntil":null,"bannedUntil":null,"traceId":"00000000000000000000000000000000"}"#
+//!         + r#""strikes":null,"shadowUntil":null,"bannedUntil":null,"traceId":"00000000000000000000000000000000","#
+//!         + r#""limits":[{"rule":"posts","layer":"user","mode":"enforce","allowed":false,"limit":1,"periodMs":3600000,"remaining":0,"#
+//!         + r#""cost":1,"resetAt":1767229260,"retryAfter":3660}]}"#
 //! );
 //! assert_eq!(Event::from_json(&event.to_json())?, event);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod json;
+mod limit;
 pub mod sql;
 
 use std::fmt;
 
 pub use json::EventError;
+pub use limit::{EventLimit, MAX_LIMITS};
 
 use crate::caller::Caller;
 use crate::decision::{Decision, Verdict};
@@ -135,6 +139,8 @@ pub struct Event {
     pub strike: Option<Strike>,
     /// The id of the decision.
     pub trace: TraceId,
+    /// The limits that the request met, in the order of the policy's rules: at most [`MAX_LIMITS`].
+    pub limits: Box<[EventLimit]>,
 }
 
 /// A strike, as events record it.
@@ -183,10 +189,12 @@ impl Event {
             count: 1,
             strike: harshest.and_then(|strike| names.strike(strike, decision)),
             trace: decision.trace,
+            limits: EventLimit::all(decision, &names),
         })
     }
 
-    /// Returns whether another event differs only in its id, time, number and trace id, so that both can be recorded as one.
+    /// Returns whether another event differs only in its id, time, number, trace id and the figures of its limits, so that both can be recorded
+    /// as one.
     #[must_use]
     pub fn is_alike(&self, other: &Self) -> bool {
         let Self {
@@ -203,6 +211,7 @@ impl Event {
             count: _,
             strike,
             trace: _,
+            limits: _,
         } = other;
         // Strikes are told apart by their number, which is different each time.
         (self.layer, self.blocked, self.verdict) == (*layer, *blocked, *verdict)
@@ -234,7 +243,16 @@ impl Event {
     /// Removes everything that tells callers apart, so that the events of many callers can be counted together.
     #[must_use]
     pub fn without_names(self) -> Self {
-        Self { tenant: None, user_id: None, endpoint: None, ip: None, rule: None, strike: None, ..self }
+        Self {
+            tenant: None,
+            user_id: None,
+            endpoint: None,
+            ip: None,
+            rule: None,
+            strike: None,
+            limits: Box::default(),
+            ..self
+        }
     }
 }
 
@@ -456,7 +474,28 @@ mod tests {
         assert_eq!(event.tenant.as_deref(), Some(fits.as_str()));
         let texts = [event.user_id.as_deref(), event.endpoint.as_deref()];
         assert!(texts.iter().all(|text| text.is_some_and(|text| text.len() == 17)), "{texts:?}");
-        assert!(event.to_json().len() < 6 * MAX_TEXT + 512);
+        assert!(event.to_json().len() < 7 * MAX_TEXT + 768);
+    }
+
+    /// Woken by leaving out observed limits.
+    #[test]
+    fn an_event_has_the_figures_of_every_limit() {
+        let policy = format!(
+            "{POLICY}\n[[rule]]\nname = 'flow'\nlayer = 'tenant'\nper = ['tenant']\nmatch = {{ path = '/pages/**' }}\n\
+             limit = '3'\nalgorithm = 'concurrency'\nmode = 'observe'"
+        );
+        let facts = Facts { path: Some("/pages/a"), ..poster() };
+        let event = events(&policy, &facts, [0, 600]).pop().flatten().unwrap();
+        let figures = |limit: &EventLimit| (limit.limit, limit.period, limit.remaining, limit.cost);
+        let [address, flow] = &*event.limits else { panic!("{event:?}") };
+        assert_eq!(
+            (&*address.rule, address.layer, address.enforced, address.allowed),
+            ("address", Layer::Edge, true, false)
+        );
+        assert_eq!(figures(address), (1, Some(3_600_000), 0, 1));
+        assert_eq!((address.reset_at, address.retry_after), (Some(1_767_225_600 + 3_661), Some(3_060)));
+        assert_eq!((&*flow.rule, flow.layer, flow.enforced, flow.allowed), ("flow", Layer::Tenant, false, true));
+        assert_eq!((flow.limit, flow.period, flow.retry_after), (3, None, None));
     }
 
     #[test]
@@ -469,6 +508,8 @@ mod tests {
         assert_eq!((first.count, first.id, first.at), (2, seen[0].id, seen[0].at));
         let other = events(POLICY, &Facts { user: Some("u2"), ..facts }, 0..2).pop().flatten().unwrap();
         assert!(!first.is_alike(&other));
+        assert_ne!(first.limits, second.limits, "a second later");
+        assert_eq!(other.clone().without_names().limits, Box::default());
         assert!(first.clone().without_names().is_alike(&other.without_names()));
         // The second strike is not the first.
         let strikes: Vec<Event> = events(POLICY, &poster(), 0..3).into_iter().flatten().collect();

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Event, EventId, MAX_BATCH, MAX_TEXT, Strike};
+use super::limit::required;
+use super::{Event, EventId, EventLimit, MAX_BATCH, MAX_LIMITS, MAX_TEXT, Strike};
 use crate::decision::Verdict;
 use crate::key::TraceId;
 use crate::policy::Layer;
@@ -21,8 +22,14 @@ pub struct EventError {
 }
 
 impl EventError {
-    fn new(field: &str, message: impl Into<Box<str>>) -> Self {
+    pub(super) fn new(field: &str, message: impl Into<Box<str>>) -> Self {
         Self { field: field.into(), message: message.into() }
+    }
+
+    /// Puts the place of the whole before the field.
+    fn inside(self, place: &str) -> Self {
+        let field = if self.field.is_empty() { place.into() } else { format!("{place}.{}", self.field).into() };
+        Self { field, ..self }
     }
 }
 
@@ -48,6 +55,7 @@ impl Event {
             "shadowUntil": strike.and_then(|strike| strike.shadow_until).map(millis),
             "bannedUntil": strike.and_then(|strike| strike.banned_until).map(millis),
             "traceId": self.trace.to_string(),
+            "limits": self.limits.iter().map(EventLimit::write).collect::<Vec<_>>(),
         });
         printable(&value.to_string()).into_owned()
     }
@@ -76,12 +84,7 @@ impl Event {
         if items.len() > MAX_BATCH {
             return Err(EventError::new("", format!("has {} events, and {MAX_BATCH} are the most", items.len())));
         }
-        let numbered = |(at, item): (usize, Value)| {
-            Self::read(item).map_err(|error| match &*error.field {
-                "" => EventError::new(&at.to_string(), error.message),
-                field => EventError::new(&format!("{at}.{field}"), error.message),
-            })
-        };
+        let numbered = |(at, item): (usize, Value)| Self::read(item).map_err(|error| error.inside(&at.to_string()));
         items.into_iter().enumerate().map(numbered).collect()
     }
 
@@ -89,10 +92,8 @@ impl Event {
         let Value::Object(fields) = value else { return Err(EventError::new("", "must be an object")) };
         let mut fields = Fields(fields);
         let (id, at) = (fields.text("id")?, fields.time("at")?);
-        let missing = |name| EventError::new(name, "is required");
-        let id = EventId::parse(&id.ok_or_else(|| missing("id"))?).ok_or(EventError::new("id", "must be a UUID"))?;
-        let blocked = fields.read("blocked", "true or false", Value::as_bool)?;
-        let blocked = blocked.ok_or_else(|| missing("blocked"))?;
+        let id = EventId::parse(&required("id", id)?).ok_or(EventError::new("id", "must be a UUID"))?;
+        let blocked = required("blocked", fields.read("blocked", "true or false", Value::as_bool)?)?;
         let layer = fields.read("layer", "the name of a layer", |value| layer(value.as_str()?))?;
         let verdict = fields.read("verdict", "the name of a verdict", |value| verdict(value.as_str()?))?;
         let verdict = verdict.unwrap_or(if blocked { Verdict::Deny } else { Verdict::Allow });
@@ -104,7 +105,7 @@ impl Event {
         let trace = fields.read("traceId", "32 hexadecimal digits", |value| trace(value.as_str()?))?;
         let event = Self {
             id,
-            at: at.ok_or_else(|| missing("at"))?,
+            at: required("at", at)?,
             layer,
             blocked,
             tenant: fields.text("tenant")?,
@@ -116,27 +117,31 @@ impl Event {
             count: count.unwrap_or(1),
             strike: fields.strike()?,
             trace: trace.unwrap_or_default(),
+            limits: fields.limits()?,
         };
-        match fields.0.keys().next() {
-            Some(unknown) => Err(EventError::new(&printable(unknown), "is no field of an event")),
-            None => Ok(event),
-        }
+        fields.end("is no field of an event")?;
+        Ok(event)
     }
 }
 
 /// The fields of an event that were not read yet.
-struct Fields(Map<String, Value>);
+pub(super) struct Fields(pub(super) Map<String, Value>);
 
 impl Fields {
     /// Reads a field. `null` counts as missing.
-    fn read<T>(&mut self, name: &str, kind: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, EventError> {
+    pub(super) fn read<T>(
+        &mut self,
+        name: &str,
+        kind: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>, EventError> {
         match self.0.shift_remove(name).filter(|value| !value.is_null()) {
             None => Ok(None),
             Some(value) => read(&value).map(Some).ok_or_else(|| EventError::new(name, format!("must be {kind}"))),
         }
     }
 
-    fn text(&mut self, name: &str) -> Result<Option<Box<str>>, EventError> {
+    pub(super) fn text(&mut self, name: &str) -> Result<Option<Box<str>>, EventError> {
         let kind = format!("a text of 1 to {MAX_TEXT} bytes");
         self.read(name, &kind, |value| {
             value.as_str().filter(|text| (1..=MAX_TEXT).contains(&text.len())).map(Into::into)
@@ -162,6 +167,22 @@ impl Fields {
             (_, None) => Err(EventError::new("strikes", "is required with a subject")),
         }
     }
+
+    fn limits(&mut self) -> Result<Box<[EventLimit]>, EventError> {
+        let kind = format!("an array of at most {MAX_LIMITS} limits");
+        let fits = |value: &Value| value.as_array().filter(|items| items.len() <= MAX_LIMITS).cloned();
+        let items = self.read("limits", &kind, fits)?.unwrap_or_default();
+        let numbered = |(at, item)| EventLimit::read(item).map_err(|error| error.inside(&format!("limits.{at}")));
+        items.iter().enumerate().map(numbered).collect()
+    }
+
+    /// Fails if a field was not read.
+    pub(super) fn end(&self, message: &str) -> Result<(), EventError> {
+        match self.0.keys().next() {
+            Some(unknown) => Err(EventError::new(&printable(unknown), message)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Returns a time as whole milliseconds.
@@ -173,7 +194,7 @@ fn parse(text: &str) -> Result<Value, EventError> {
     serde_json::from_str(text).map_err(|error| EventError::new("", format!("is no JSON: {error}")))
 }
 
-fn layer(name: &str) -> Option<Layer> {
+pub(super) fn layer(name: &str) -> Option<Layer> {
     let all = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
     all.into_iter().find(|layer| layer.name() == name)
 }
@@ -215,17 +236,30 @@ mod tests {
     }
 
     prop_compose! {
+        fn any_limit()(
+            rule in "[a-z\u{202e}]{1,9}",
+            layer in proptest::sample::select(vec!["global", "edge", "tenant", "user", "endpoint"]),
+            (enforced, allowed, limit, period) in any::<(bool, bool, u64, Option<u64>)>(),
+            (remaining, cost, reset_at, retry_after) in any::<(u64, u64, Option<u64>, Option<u64>)>(),
+        ) -> EventLimit {
+            let (rule, layer) = (rule.into(), super::layer(layer).unwrap());
+            EventLimit { rule, layer, enforced, allowed, limit, period, remaining, cost, reset_at, retry_after }
+        }
+    }
+
+    prop_compose! {
         fn any_event()(
             (id, count, trace, at) in (any::<[u8; 16]>(), 1_u64.., any::<u128>(), any_time()),
             layer in proptest::option::of(proptest::sample::select(vec!["global", "edge", "tenant", "user", "endpoint"])),
             verdict in proptest::sample::select(vec!["allow", "warn", "slow", "deny", "ban"]),
             (tenant, user_id, endpoint, ip, rule) in (any_text(), any_text(), any_text(), any_text(), any_text()),
             strike in proptest::option::of(any_strike()),
+            limits in proptest::collection::vec(any_limit(), 0..3),
         ) -> Event {
             let verdict = super::verdict(verdict).unwrap();
             let (id, trace, layer) = (EventId::new(id), TraceId::from_u128(trace), layer.and_then(super::layer));
             let blocked = !verdict.allows();
-            Event { id, at, layer, blocked, tenant, user_id, endpoint, ip, rule, verdict, count, strike, trace }
+            Event { id, at, layer, blocked, tenant, user_id, endpoint, ip, rule, verdict, count, strike, trace, limits: limits.into() }
         }
     }
 
@@ -286,6 +320,15 @@ mod tests {
         check(&minimal(r#","subject":"user=u1""#), "strikes");
         check(&minimal(r#","bannedUntil":1767225600000"#), "subject");
         check(&minimal(r#","more":1"#), "more");
+        let limit = r#"{"rule":"a","layer":"user","mode":"enforce","allowed":true,"limit":1,"remaining":1,"cost":1}"#;
+        let limits = |limits: &[String]| minimal(&format!(r#","limits":[{}]"#, limits.join(",")));
+        assert_eq!(Event::from_json(&limits(&vec![limit.to_owned(); MAX_LIMITS])).unwrap().limits.len(), MAX_LIMITS);
+        check(&limits(&vec![limit.to_owned(); MAX_LIMITS + 1]), "limits");
+        check(&minimal(r#","limits":1"#), "limits");
+        check(&limits(&[limit.to_owned(), "1".to_owned()]), "limits.1");
+        check(&limits(&[limit.replace(r#""cost":1"#, r#""cost":-1"#)]), "limits.0.cost");
+        check(&limits(&[limit.replace(r#""mode":"enforce","#, "")]), "limits.0.mode");
+        check(&limits(&[limit.replace("cost", "price")]), "limits.0.price");
         let batch = format!("[{},{}]", minimal(""), minimal(r#","layer":1"#));
         assert_eq!(&*Event::batch_from_json(&batch).unwrap_err().field, "1.layer");
         let full = format!("[{}]", vec![minimal(""); MAX_BATCH].join(","));
