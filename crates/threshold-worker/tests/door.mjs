@@ -7,17 +7,11 @@
 import assert from "node:assert/strict";
 import { createHmac, generateKeyPairSync, sign as createSign } from "node:crypto";
 import http from "node:http";
-import { createRequire } from "node:module";
 import net from "node:net";
 import { join } from "node:path";
 import { setTimeout as wait } from "node:timers/promises";
 
-const [modules, folder] = process.argv.slice(2);
-if (folder === undefined) {
-  console.error("usage: node door.mjs NODE_MODULES WORKER");
-  process.exit(2);
-}
-const { Log, LogLevel, Miniflare } = createRequire(join(modules, "/"))("miniflare");
+import { TOKEN, folder, index, run, runAll } from "./workerd.mjs";
 
 const POLICY = `
 [identity]
@@ -56,7 +50,6 @@ per = ["ip"]
 match = { path = "/bytes/**" }
 limit = "1000B/h"
 `;
-const TOKEN = "a token for other workers";
 
 // A Worker that authenticates by a header of its test, and answers by itself.
 const OWN = `
@@ -99,13 +92,8 @@ function settings(vars) {
   };
 }
 
-const index = [
-  { type: "ESModule", path: join(folder, "index.js") },
-  { type: "CompiledWasm", path: join(folder, "index_bg.wasm") },
-];
-
 function start(...workers) {
-  return new Miniflare({ log: new Log(LogLevel.NONE), cf: false, telemetry: { enabled: false }, workers });
+  return run({ workers });
 }
 
 // The Worker of one's own. It has neither an upstream nor a token.
@@ -648,22 +636,4 @@ const tests = {
   },
 };
 
-// A hanging test fails too.
-setTimeout(() => {
-  console.error("FAILED: the tests take too long");
-  process.exit(1);
-}, 240_000).unref();
-
-let failed = 0;
-for (const [name, test] of Object.entries(tests)) {
-  let worker;
-  try {
-    worker = await test();
-    console.log(`ok ${name}`);
-  } catch (error) {
-    failed += 1;
-    console.error(`FAILED ${name}\n${error.stack}`);
-  }
-  await worker?.dispose();
-}
-process.exit(failed > 0 ? 1 : 0);
+await runAll(tests);

@@ -8,18 +8,11 @@ import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
 import { mkdtempSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
-import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-const [modules, folder] = process.argv.slice(2);
-if (folder === undefined) {
-  console.error("usage: node events.mjs NODE_MODULES WORKER");
-  process.exit(2);
-}
-const { Log, LogLevel, Miniflare } = createRequire(join(modules, "/"))("miniflare");
+import { TOKEN, folder, index, run, runAll } from "./workerd.mjs";
 
-const TOKEN = "a token for other workers";
 const POLICY = `
 [identity]
 client_ip = "cf-connecting-ip"
@@ -84,20 +77,13 @@ function start({ policy = POLICY, vars = {}, own = false, persist } = {}) {
       lines.push(...parts);
     });
   };
-  const module = [
-    { type: "ESModule", path: join(folder, "index.js") },
-    { type: "CompiledWasm", path: join(folder, "index_bg.wasm") },
-  ];
-  const worker = new Miniflare({
-    log: new Log(LogLevel.NONE),
-    cf: false,
-    telemetry: { enabled: false },
+  const worker = run({
     handleRuntimeStdio(stdout, stderr) {
       collect(stdout);
       collect(stderr);
     },
     modulesRoot: folder,
-    modules: own ? [{ type: "ESModule", path: join(folder, "own.js"), contents: OWN }, ...module] : module,
+    modules: own ? [{ type: "ESModule", path: join(folder, "own.js"), contents: OWN }, ...index] : index,
     compatibilityDate: "2026-04-01",
     durableObjects: { THRESHOLD: { className: "ThresholdObject", useSQLite: true } },
     kvNamespaces: ["MONITOR_KV"],
@@ -533,15 +519,4 @@ const tests = {
   },
 };
 
-let failed = 0;
-for (const [name, test] of Object.entries(tests)) {
-  try {
-    await (await test()).dispose();
-    console.log(`ok ${name}`);
-  } catch (error) {
-    failed += 1;
-    console.error(`FAILED ${name}\n${error.stack}`);
-  }
-}
-// Workers of failed tests are still running.
-process.exit(failed > 0 ? 1 : 0);
+await runAll(tests);

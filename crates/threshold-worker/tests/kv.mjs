@@ -7,16 +7,10 @@
 
 import assert from "node:assert/strict";
 import { mkdtempSync, rmSync } from "node:fs";
-import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-const [modules, folder] = process.argv.slice(2);
-if (folder === undefined) {
-  console.error("usage: node kv.mjs NODE_MODULES WORKER");
-  process.exit(2);
-}
-const { Log, LogLevel, Miniflare } = createRequire(join(modules, "/"))("miniflare");
+import { folder, index, run, runAll } from "./workerd.mjs";
 
 const rule = (name, lines) => `[[rule]]\nname = "${name}"\nmatch = { path = "/${name}" }\n${lines}\n`;
 const FIXED = 'algorithm = "fixed-window"\nconsistency = "eventual"';
@@ -73,8 +67,7 @@ function worker(name, policy, more = {}) {
     modulesRoot: folder,
     modules: [
       { type: "ESModule", path: join(folder, "own.js"), contents: OWN },
-      { type: "ESModule", path: join(folder, "index.js") },
-      { type: "CompiledWasm", path: join(folder, "index_bg.wasm") },
+      ...index,
     ],
     compatibilityDate: "2026-04-01",
     durableObjects: { THRESHOLD: { className: "ThresholdObject", useSQLite: true } },
@@ -89,10 +82,7 @@ function worker(name, policy, more = {}) {
 }
 
 const start = (policy, more = {}) =>
-  new Miniflare({
-    log: new Log(LogLevel.NONE),
-    cf: false,
-    telemetry: { enabled: false },
+  run({
     workers: [worker("a", policy, more.worker), worker("b", policy, more.worker)],
     ...more.options,
   });
@@ -325,24 +315,6 @@ async function misconfigured() {
   }
 }
 
-let failed = 0;
-async function run(name, test) {
-  try {
-    await test();
-    console.log(`ok ${name}`);
-  } catch (error) {
-    failed += 1;
-    console.error(`FAILED ${name}\n${error.stack}`);
-  }
-}
-
-for (const [name, test] of Object.entries(tests)) {
-  const server = start(POLICY);
-  await run(name, () => test(server));
-  await server.dispose();
-}
-await run("a rule moves from KV to objects", move);
-await run("a Worker without the namespaces of its rules answers 500", misconfigured);
-if (failed > 0) {
-  process.exit(1);
-}
+tests["a rule moves from KV to objects"] = move;
+tests["a Worker without the namespaces of its rules answers 500"] = misconfigured;
+await runAll(tests, () => start(POLICY));

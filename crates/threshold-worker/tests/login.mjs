@@ -6,18 +6,11 @@
 
 import assert from "node:assert/strict";
 import { existsSync, mkdtempSync, rmSync } from "node:fs";
-import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-const [modules, folder] = process.argv.slice(2);
-if (folder === undefined) {
-  console.error("usage: node login.mjs NODE_MODULES WORKER");
-  process.exit(2);
-}
-const { Log, LogLevel, Miniflare } = createRequire(join(modules, "/"))("miniflare");
+import { TOKEN, folder, index, run, runAll } from "./workerd.mjs";
 
-const TOKEN = "a token for other workers";
 const FIRST = "0123456789abcdef0123456789abcdef";
 const SECOND = "fedcba9876543210fedcba9876543210";
 // Named objects for one policy, and objects named by digests for the other.
@@ -52,20 +45,14 @@ export default { fetch: () => new Response("") };
 
 function start({ policy = NAMED, persist, vars = {}, broken = false } = {}) {
   const sessions = broken ? { className: "Broken", scriptName: "broken" } : { className: "SessionDO", useSQLite: true };
-  return new Miniflare({
-    log: new Log(LogLevel.NONE),
+  return run({
     handleStructuredLogs: () => {},
-    cf: false,
-    telemetry: { enabled: false },
     durableObjectsPersist: persist,
     workers: [
       {
         name: "threshold",
         modulesRoot: folder,
-        modules: [
-          { type: "ESModule", path: join(folder, "index.js") },
-          { type: "CompiledWasm", path: join(folder, "index_bg.wasm") },
-        ],
+        modules: index,
         compatibilityDate: "2026-04-01",
         durableObjects: { THRESHOLD: { className: "ThresholdObject", useSQLite: true }, SESSIONS: sessions },
         bindings: { THRESHOLD_POLICY: policy, THRESHOLD_SECRET: FIRST, THRESHOLD_TOKEN: TOKEN, ...vars },
@@ -270,14 +257,4 @@ async function rotation(policy) {
 tests["a rotation keeps locks, budgets and bans in named objects"] = () => rotation(NAMED);
 tests["a rotation keeps locks, budgets and bans in objects named by digests"] = () => rotation(UNNAMED);
 
-let failed = 0;
-for (const [name, test] of Object.entries(tests)) {
-  try {
-    await test();
-    console.log(`ok ${name}`);
-  } catch (error) {
-    failed += 1;
-    console.error(`FAILED ${name}\n${error.stack}`);
-  }
-}
-process.exit(failed > 0 ? 1 : 0);
+await runAll(tests);

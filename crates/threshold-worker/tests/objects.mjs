@@ -6,19 +6,12 @@
 
 import assert from "node:assert/strict";
 import { mkdtempSync, rmSync } from "node:fs";
-import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-const [modules, folder] = process.argv.slice(2);
-if (folder === undefined) {
-  console.error("usage: node objects.mjs NODE_MODULES WORKER");
-  process.exit(2);
-}
-const { Log, LogLevel, Miniflare } = createRequire(join(modules, "/"))("miniflare");
+import { TOKEN, folder, index, run, runAll } from "./workerd.mjs";
 
-const TOKEN = "a token for other workers";
 const POLICY = `
 [identity]
 client_ip = "cf-connecting-ip"
@@ -81,25 +74,19 @@ export default {
 `;
 
 function start(policy, persist, vars = {}, { sqlite = true, lines } = {}) {
-  return new Miniflare({
-    log: new Log(LogLevel.NONE),
+  return run({
     ...(lines && {
       handleRuntimeStdio(stdout, stderr) {
         createInterface(stdout).on("line", (line) => lines.push(line));
         createInterface(stderr).on("line", (line) => lines.push(line));
       },
     }),
-    cf: false,
-    telemetry: { enabled: false },
     durableObjectsPersist: persist,
     workers: [
       {
         name: "threshold",
         modulesRoot: folder,
-        modules: [
-          { type: "ESModule", path: join(folder, "index.js") },
-          { type: "CompiledWasm", path: join(folder, "index_bg.wasm") },
-        ],
+        modules: index,
         compatibilityDate: "2026-04-01",
         durableObjects: {
           THRESHOLD: { className: "ThresholdObject", useSQLite: true },
@@ -319,26 +306,8 @@ async function misconfigured() {
   }
 }
 
-let failed = 0;
-async function run(name, test) {
-  try {
-    await test();
-    console.log(`ok ${name}`);
-  } catch (error) {
-    failed += 1;
-    console.error(`FAILED ${name}\n${error.stack}`);
-  }
-}
-
-for (const [name, test] of Object.entries(tests)) {
-  // One Worker for each: workerd closes connections that were idle for a while, and a client may be using one of them again.
-  const worker = start(POLICY);
-  await run(name, () => test(worker));
-  await worker.dispose();
-}
-await run("a restart keeps penalties", restart);
-await run("failing objects are logged, and each rule decides", failing);
-await run("a Worker without its settings answers 500", misconfigured);
-if (failed > 0) {
-  process.exit(1);
-}
+tests["a restart keeps penalties"] = restart;
+tests["failing objects are logged, and each rule decides"] = failing;
+tests["a Worker without its settings answers 500"] = misconfigured;
+// One Worker for each: workerd closes connections that were idle for a while, and a client may be using one of them again.
+await runAll(tests, () => start(POLICY));
