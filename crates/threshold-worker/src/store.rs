@@ -23,7 +23,7 @@ use worker::send::{SendFuture, SendWrapper};
 use worker::{Delay, Env, Method, Request, RequestInit, Response, js_sys};
 
 use crate::object::COMMAND;
-use crate::warnings::{self, Warnings};
+use crate::warnings::Warnings;
 pub use kv::DEFAULT_NAMESPACE;
 use kv::{Kv, KvCharge, KvFailure};
 use places::{Place, Places};
@@ -251,7 +251,7 @@ impl ObjectStore {
     fn warn_of_plan(&self, plan: &Plan<'_>, error: StoreError) {
         self.undecided.warn(|| {
             let rules = plan.met().iter().map(threshold_core::plan::Met::rule);
-            let rules = rules.map(|rule| (rule.name.to_string(), warnings::mode(rule.on_store_error).into()));
+            let rules = rules.map(|rule| (rule.name.to_string(), rule.on_store_error.name().into()));
             serde_json::json!({
                 "event": "decided_without_store",
                 "rules": rules.collect::<serde_json::Map<_, _>>(),

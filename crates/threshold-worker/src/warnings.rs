@@ -5,7 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 use threshold_core::Span;
 use threshold_core::Timestamp;
-use threshold_core::policy::OnStoreError;
 use threshold_limiter::Clock as _;
 use worker::console_warn;
 
@@ -37,15 +36,6 @@ impl Warnings {
         }
         *last = now;
         Some(std::mem::take(left_out))
-    }
-}
-
-/// Returns how a policy writes what is done while a store fails.
-pub(crate) fn mode(on_store_error: OnStoreError) -> &'static str {
-    match on_store_error {
-        OnStoreError::Open => "open",
-        OnStoreError::Closed => "closed",
-        OnStoreError::Local => "local",
     }
 }
 

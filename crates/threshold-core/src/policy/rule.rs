@@ -84,6 +84,18 @@ pub enum OnStoreError {
     Closed,
 }
 
+impl OnStoreError {
+    /// Returns the name, as a policy writes it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Open => "open",
+            Self::Closed => "closed",
+        }
+    }
+}
+
 /// How much the answer to a denied client reveals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disclosure {

@@ -19,7 +19,7 @@ use worker::{Delay, Env, KvError, js_sys};
 use super::DEADLINE;
 use super::places::Place;
 use crate::clock::DateClock;
-use crate::warnings::{self, Warnings};
+use crate::warnings::Warnings;
 use cache::{Cache, Full, KvKey, KvRecord, Put};
 use value::{Form, Unreadable};
 
@@ -233,7 +233,7 @@ impl Kv {
                 "event": "kv_failed",
                 "binding": binding,
                 "rule": charge.map(|charge| charge.rule),
-                "onStoreError": charge.map(|charge| warnings::mode(charge.on_error)),
+                "onStoreError": charge.map(|charge| charge.on_error.name()),
                 "reason": failure.to_string(),
             })
         });
