@@ -1,6 +1,7 @@
 //! The HTTP doors on one router, and the state that they share.
 
 mod admin;
+mod alerts;
 mod answer_memory;
 pub(crate) mod error;
 mod forward_auth;
@@ -44,6 +45,7 @@ use tower_service::Service as _;
 use crate::desk::{Desk, new_trace};
 use crate::log::LogSampler;
 use crate::serve::{ConnectionWatch, Tokens};
+use crate::signals::Signals;
 use answer_memory::AnswerMemory;
 pub(crate) use error::ApiError;
 pub(crate) use health::{Health, Problem};
@@ -69,6 +71,7 @@ pub(crate) struct App {
     /// Samples the requests that are refused for their headers.
     pub(crate) refused: LogSampler,
     forward_auth: forward_auth::ForwardAuth,
+    pub(crate) signals: Arc<Signals>,
 }
 
 /// The most bytes of large answers to operators, as [`Bounds::answers`] is for callers. A page of 10,000 bans is about 2 MB.
@@ -123,6 +126,7 @@ impl App {
             token_guesses: TokenGuesses::default(),
             refused: LogSampler::default(),
             forward_auth,
+            signals: Arc::default(),
         }
     }
 }

@@ -16,6 +16,7 @@ mod operate;
 mod reload;
 mod replay;
 mod serve;
+mod signals;
 mod source;
 mod suggest;
 mod test;

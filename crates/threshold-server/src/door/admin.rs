@@ -29,8 +29,9 @@ use super::query::Query;
 use super::routes::{Route, delete, get, post, put};
 use super::{ApiError, App, json, json_bytes};
 use crate::desk;
-pub(super) use operator::caller_name;
-use operator::{Operator, Reader};
+pub(super) use describe::operator_call;
+use operator::Operator;
+pub(super) use operator::{Reader, caller_name};
 use settings::{NewSetting, SettingBody};
 use subjects::SubjectBody;
 

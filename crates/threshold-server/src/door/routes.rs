@@ -10,7 +10,7 @@ use axum::handler::Handler;
 use axum::routing::{self, MethodRouter};
 
 use super::openapi::{Operation, Schemas};
-use super::{App, Audience, admin, health, http, login, metrics};
+use super::{App, Audience, admin, alerts, health, http, login, metrics};
 
 /// One method of one path.
 pub(super) struct Route {
@@ -27,13 +27,19 @@ pub(super) type Describe = fn(&mut Schemas) -> Operation;
 
 /// Returns every route.
 pub(super) fn all() -> impl Iterator<Item = Route> {
-    [http::routes(), login::routes(), admin::routes(), health::routes(), metrics::routes()].into_iter().flatten()
+    let callers = [http::routes(), login::routes(), health::routes(), metrics::routes()];
+    callers.into_iter().flatten().chain(operators())
+}
+
+/// Returns the routes that are for operators alone.
+fn operators() -> impl Iterator<Item = Route> {
+    [admin::routes(), alerts::routes()].into_iter().flatten()
 }
 
 /// Returns the routes of a listener. The health checks, the metrics and the OpenAPI document are for everyone; operators also
 /// have `/v1/explain`, which says why a caller is denied and changes nothing.
 fn of(audience: Audience) -> impl Iterator<Item = Route> {
-    let is_operators = |path: &str| admin::routes().iter().any(|route| route.path == path);
+    let is_operators = |path: &str| operators().any(|route| route.path == path);
     let is_callers = |path: &str| {
         let callers = [http::routes(), login::routes()];
         let is_shared = matches!(path, "/openapi.json" | "/v1/explain");

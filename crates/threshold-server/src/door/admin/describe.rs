@@ -109,7 +109,7 @@ fn set(schemas: &mut Schemas, id: &'static str, summary: &'static str) -> Operat
 }
 
 /// A call that a read-only token may make.
-fn operator_call(id: &'static str, summary: &'static str, answer: &Value) -> Operation {
+pub(in crate::door) fn operator_call(id: &'static str, summary: &'static str, answer: &Value) -> Operation {
     Operation::call(id, summary, answer).errors(&[TOO_MANY_WRONG_TOKENS]).security(json!([{}, {"operator": []}]))
 }
 

@@ -14,7 +14,7 @@ use crate::serve::OperatorAccess;
 
 /// Proof that a request may read: by a read-only token or an operator's.
 #[derive(Debug)]
-pub(super) struct Reader;
+pub(in crate::door) struct Reader;
 
 /// Proof that a request may make changes, and the operator's name in the audit.
 #[derive(Debug)]

@@ -1,0 +1,319 @@
+//! Tests of alerts: a naive model, scripted attacks, and the bounds.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use threshold_core::Span;
+use threshold_core::alert::AlertChange::{self, Raised, Resolved};
+use threshold_core::alert::AlertLevel::{self, Critical, Warning};
+
+use super::addresses::MAX_ADDRESSES;
+use super::steps::HOLD;
+use super::*;
+
+const BEGIN: u64 = 1_767_225_600_000;
+const ID: &str = "00000000-0000-4000-8000-000000000001";
+
+fn at(millis: u64) -> Timestamp {
+    Timestamp::EPOCH.plus(Span::from_millis(BEGIN + millis))
+}
+
+fn policy(alerts: &str) -> Policy {
+    let rule = "[[rule]]\nname = 'all'\nper = ['ip']\nlimit = '1/min'\n";
+    Policy::parse(&format!("[alerts]\n{alerts}\n{rule}"), &|_| None).unwrap()
+}
+
+/// Returns an event in JSON's own words, at so many milliseconds after the beginning.
+fn event(millis: i64, fields: &str) -> Event {
+    let at = BEGIN.checked_add_signed(millis).unwrap();
+    Event::from_json(&format!(r#"{{"id":"{ID}","at":{at},"blocked":true{fields}}}"#)).unwrap()
+}
+
+fn by(address: &str, count: u64) -> String {
+    format!(r#","ip":"{address}","count":{count}"#)
+}
+
+fn changes(notices: &[Notice]) -> Vec<(&'static str, Option<&str>, AlertChange)> {
+    notices.iter().map(|notice| (notice.on.name(), notice.key.as_deref(), notice.change)).collect()
+}
+
+#[test]
+fn an_attack_is_told_when_it_begins_rises_and_ends() {
+    let (mut book, policy) = (AlertBook::default(), policy(""));
+    let mut told = Vec::new();
+    // 25 blocks of one address in each of four seconds, and the edge's layer has them.
+    for millis in [0, 1_000, 2_000, 3_000] {
+        let event = event(millis, &format!(r#","layer":"edge"{}"#, by("203.0.113.7", 1)));
+        let now = at(u64::try_from(millis).unwrap());
+        (0..25).for_each(|_| book.add(&event, now));
+        told.extend(book.judge(&policy, now));
+    }
+    let ip = Some("203.0.113.7");
+    let expect = [
+        ("ip_blocks", ip, Raised(Warning)),
+        ("edge_blocks", None, Raised(Warning)),
+        ("ip_blocks", ip, Raised(Critical)),
+    ];
+    assert_eq!(changes(&told), expect);
+    assert_eq!(book.raised().map(Notice::level).collect::<Vec<_>>(), [Warning, Critical]);
+    // It stays raised for a pause, and ends at most a period and 60 seconds after the last block.
+    assert_eq!(book.judge(&policy, at(63_000)), []);
+    let mut ended = Vec::new();
+    for second in 64..=3 + 60 + 60 + 1 {
+        ended.extend(book.judge(&policy, at(second * 1_000)));
+    }
+    assert_eq!(changes(&ended), [("edge_blocks", None, Resolved(Warning)), ("ip_blocks", ip, Resolved(Critical))]);
+    assert!(ended.iter().all(|notice| notice.since < at(4_000) && notice.at > at(63_000)), "{ended:?}");
+    assert_eq!(book.raised().count(), 0);
+    assert_eq!(book.recent().count(), 5);
+    assert!(book.recent().next().unwrap().is_resolved());
+    assert_eq!(book.judge(&policy, at(1_000_000)), []);
+    assert!(
+        told[0].to_json().contains(r#""alert":"ip_blocks","state":"raised","level":"warning","key":"203.0.113.7""#)
+    );
+}
+
+#[test]
+fn each_alert_counts_its_own_events() {
+    let alerts =
+        AlertOn::ALL.map(|on| format!("{} = {{ per = 'min', warning = 1, critical = 9 }}", on.name())).join("\n");
+    let policy = policy(&alerts);
+    let ban = r#","subject":"user=u1","strikes":5,"bannedUntil":1767312000000,"verdict":"ban""#;
+    for (fields, expect) in [
+        (r#","layer":"edge""#.to_owned(), vec!["edge_blocks"]),
+        (r#","layer":"tenant","tenant":"acme""#.to_owned(), vec!["tenant_blocks"]),
+        (r#","layer":"user","userId":"u1""#.to_owned(), vec![]),
+        (format!(r#","layer":"user","userId":"u1"{ban}"#), vec!["user_bans"]),
+        // A ban of an address is no ban of a user.
+        (format!(r#","layer":"edge"{ban}"#), vec!["edge_blocks"]),
+        (r#","layer":"user","ip":"203.0.113.7""#.to_owned(), vec!["ip_blocks"]),
+    ] {
+        let mut book = AlertBook::default();
+        book.add(&event(0, &fields), at(0));
+        let names: Vec<_> = book.judge(&policy, at(0)).iter().map(|notice| notice.on.name()).collect();
+        assert_eq!(names, expect, "{fields}");
+        let passed =
+            format!(r#"{{"id":"{ID}","at":{BEGIN},"blocked":false{}}}"#, fields.replace(r#","verdict":"ban""#, ""));
+        let passed = Event::from_json(&passed).unwrap();
+        let mut book = AlertBook::default();
+        book.add(&passed, at(0));
+        let names: Vec<_> = book.judge(&policy, at(0)).iter().map(|notice| notice.on.name()).collect();
+        let bans: Vec<_> = expect.into_iter().filter(|name| *name == "user_bans").collect();
+        assert_eq!(names, bans, "what was not blocked: {fields}");
+    }
+}
+
+/// Times of reported events are chosen by others.
+#[test]
+fn reported_events_count_late_or_from_the_future_but_not_when_too_old() {
+    let policy = policy("edge_blocks = { per = 'min', warning = 10, critical = 1000 }");
+    for (millis, told) in
+        [(0, true), (-119_000, true), (-121_000, false), (i64::MIN / 1_000_000, false), (86_400_000, true)]
+    {
+        let mut book = AlertBook::default();
+        book.add(&event(millis.max(-1_700_000_000_000), r#","layer":"edge","count":10"#), at(0));
+        assert_eq!(book.judge(&policy, at(0)).len(), usize::from(told), "{millis}");
+        assert_eq!(book.judge(&policy, at(121_000)).len(), usize::from(told), "{millis}: it is over in time");
+    }
+    let mut book = AlertBook::default();
+    book.add(&event(0, r#","layer":"edge","count":18446744073709551615"#), at(0));
+    book.add(&event(0, r#","layer":"edge","count":18446744073709551615"#), at(0));
+    assert_eq!(book.judge(&policy, at(0))[0].count, u64::MAX);
+    assert_eq!(book.judge(&policy, at(121_000)).len(), 1);
+}
+
+/// Woken by a `forget` that leaves counts of the future: the alert then stayed raised until the clock had caught up.
+#[test]
+fn a_clock_that_is_set_back_keeps_no_alert_raised() {
+    let policy = policy("edge_blocks = { per = 'min', warning = 10, critical = 1000 }");
+    let mut book = AlertBook::default();
+    book.add(&event(86_400_000, r#","layer":"edge","count":10"#), at(86_400_000));
+    assert_eq!(book.judge(&policy, at(86_400_000)).len(), 1);
+    assert_eq!(book.judge(&policy, at(0)), []);
+    assert_eq!(changes(&book.judge(&policy, at(121_000))), [("edge_blocks", None, Resolved(Warning))]);
+}
+
+#[test]
+fn a_reload_changes_the_thresholds_and_keeps_the_counts() {
+    let mut book = AlertBook::default();
+    let of = |per, warning, critical| {
+        policy(
+            &["edge_blocks", "ip_blocks"]
+                .map(|on| format!("{on} = {{ per = '{per}', warning = {warning}, critical = {critical} }}"))
+                .join("\n"),
+        )
+    };
+    (0..30).for_each(|second| {
+        book.add(&event(second * 1_000, &format!(r#","layer":"edge"{}"#, by("::1", 1))), at(30_000))
+    });
+    assert_eq!(book.judge(&of("min", 31, 100), at(30_000)), []);
+    assert_eq!(book.judge(&of("min", 30, 100), at(30_000)).len(), 2);
+    let risen = book.judge(&of("h", 10, 30), at(30_000));
+    assert_eq!(risen.iter().map(|notice| (notice.count, notice.level())).collect::<Vec<_>>(), [(30, Critical); 2]);
+    assert_eq!(
+        book.judge(&of("10s", 30, 30), at(30_000)).len(),
+        0,
+        "from longer steps to shorter ones nothing is lost"
+    );
+    let over = book.judge(&of("min", 31, 31), at(30_000));
+    assert!(over.len() == 2 && over.iter().all(Notice::is_resolved), "{over:?}");
+}
+
+/// Woken by pushing out the oldest address, or by one with fewer blocks than the new one being kept.
+#[test]
+fn a_flood_of_addresses_pushes_out_no_busy_one() {
+    let (mut book, policy) = (AlertBook::default(), policy(""));
+    for number in 0..12 * u64::try_from(MAX_ADDRESSES).unwrap() {
+        let now = at(number / 10);
+        book.add(&event(i64::try_from(number / 10).unwrap(), &by(&format!("2001:db8::{number:x}"), 1)), now);
+        // So seldom that the table is filled by others in between, and so often that it is not.
+        if number > 20_000 && number % 2_500 == 0 {
+            book.add(&event(i64::try_from(number / 10).unwrap(), &by("busy", 1)), now);
+        }
+    }
+    let told = book.judge(&policy, at(9_830));
+    assert_eq!(changes(&told), [("ip_blocks", Some("busy"), Raised(Warning))]);
+    let (entries, order, _) = book.addresses.sizes();
+    assert_eq!((entries, order), (MAX_ADDRESSES, MAX_ADDRESSES));
+    book.judge(&policy, at(9_830 + 121_000));
+    assert_eq!(book.addresses.sizes(), (0, 0, 0), "what is over is forgotten");
+}
+
+#[test]
+fn an_address_has_a_bounded_history_however_short_the_period_is() {
+    for per in ["1ms", "1s", "10s", "59s", "min", "90s", "h", "30day"] {
+        let policy = policy(&format!("ip_blocks = {{ per = '{per}', warning = 1000000, critical = 1000000 }}"));
+        let mut book = AlertBook::default();
+        book.judge(&policy, at(0));
+        for tick in 0..2_000_i64 {
+            // From 10 ms to days between them.
+            let millis = tick * 10 * if per == "30day" { 100_000 } else { 20 };
+            book.add(&event(millis, &by("::1", 1)), at(u64::try_from(millis).unwrap()));
+            book.judge(&policy, at(u64::try_from(millis).unwrap()));
+        }
+        let (.., longest) = book.addresses.sizes();
+        assert!(longest <= Scale::MAX_COUNTS, "{per}: {longest}");
+    }
+}
+
+/// An attack by thousands of addresses is one message for each of a hundred.
+#[test]
+fn a_hundred_addresses_are_raised_at_once_and_others_when_there_is_room() {
+    let (mut book, policy) = (AlertBook::default(), policy(""));
+    for number in 0..150 {
+        book.add(&event(0, &by(&format!("10.0.0.{number}"), 20 + number)), at(0));
+    }
+    let told = book.judge(&policy, at(0));
+    assert_eq!(told.len(), 100);
+    assert!(told.iter().all(|notice| notice.count >= 70), "those with the most");
+    assert_eq!((book.raised().count(), book.recent().count()), (100, 100));
+    (0..50).for_each(|number| book.add(&event(100_000, &by(&format!("10.0.0.{number}"), 20)), at(100_000)));
+    let next = book.judge(&policy, at(122_000));
+    assert_eq!(next.iter().filter(|notice| notice.is_resolved()).count(), 100);
+    assert_eq!(book.judge(&policy, at(122_000)).len(), 50);
+    assert_eq!((book.raised().count(), book.recent().count()), (50, 100));
+}
+
+/// An alert by the naive model: every event there was.
+#[derive(Default)]
+struct Model {
+    events: Vec<(Timestamp, u64)>,
+    level: Option<AlertLevel>,
+}
+
+impl Model {
+    fn count(&self, per: u64, now: Timestamp) -> u64 {
+        let seconds = per.clamp(1, 60);
+        let step = per.max(1) * 1_000_000 / seconds;
+        let first = (now.micros() - per.max(1) * 1_000_000 - HOLD.micros()).div_ceil(step);
+        let last = now.micros() / step;
+        let sum = |begin: u64| {
+            let within = self.events.iter().filter(|(at, _)| (begin..begin + seconds).contains(&(at.micros() / step)));
+            within.map(|(_, count)| count).sum()
+        };
+        // Windows before the first step have events that are no longer judged.
+        (first..=last.max(first)).map(sum).max().unwrap_or(0)
+    }
+
+    fn judge(&mut self, count: u64) -> Option<AlertChange> {
+        let level =
+            [(6, Critical), (3, Warning)].into_iter().find(|(least, _)| count >= *least).map(|(_, level)| level);
+        match (self.level, level) {
+            (Some(before), None) => {
+                self.level = None;
+                Some(Resolved(before))
+            }
+            (before, Some(level)) if before < Some(level) => {
+                self.level = Some(level);
+                Some(Raised(level))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// An event of an address, so long ago (or ahead), with a count.
+    Add {
+        address: u8,
+        ago: i64,
+        count: u64,
+    },
+    Judge,
+    Wait(u64),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let add = |ago: std::ops::Range<i64>| {
+        (0..3_u8, ago, 1..4_u64).prop_map(|(address, ago, count)| Step::Add { address, ago, count })
+    };
+    prop_oneof![4 => add(0..1), 2 => add(-5_000..150_000), 3 => Just(Step::Judge), 2 => (0..70_000_u64).prop_map(Step::Wait)]
+}
+
+proptest! {
+    /// Woken by another `HOLD`, by `>` in the clamp to now, by a step more or less, by a notice that is told twice.
+    #[test]
+    fn counts_and_notices_equal_those_of_a_naive_model(
+        steps in proptest::collection::vec(any_step(), 1..80),
+        per in prop_oneof![Just(1_u64), Just(10), Just(60), Just(90), Just(3_600)],
+    ) {
+        let thresholds = format!("{{ per = '{per}s', warning = 3, critical = 6 }}");
+        let policy = policy(&format!("edge_blocks = {thresholds}\nip_blocks = {thresholds}"));
+        let mut book = AlertBook::default();
+        let mut models: BTreeMap<String, Model> = BTreeMap::new();
+        let mut now = 10_000_000;
+        book.judge(&policy, at(now));
+        for step in steps {
+            match step {
+                Step::Wait(millis) => now += millis,
+                Step::Add { address, ago, count } => {
+                    let millis = i64::try_from(now).unwrap() - ago;
+                    let address = format!("10.0.0.{address}");
+                    let event = event(millis, &format!(r#","layer":"edge"{}"#, by(&address, count)));
+                    book.add(&event, at(now));
+                    for name in ["edge_blocks", &address] {
+                        models.entry(name.to_owned()).or_default().events.push((event.at.min(at(now)), count));
+                    }
+                }
+                Step::Judge => {
+                    let told = book.judge(&policy, at(now));
+                    let told: BTreeMap<String, _> = told
+                        .iter()
+                        .map(|notice| (notice.key.as_deref().unwrap_or("edge_blocks").to_owned(), (notice.change, notice.count)))
+                        .collect();
+                    let mut expect = BTreeMap::new();
+                    for (name, model) in &mut models {
+                        let count = model.count(per, at(now));
+                        if let Some(change) = model.judge(count) {
+                            expect.insert(name.clone(), (change, count));
+                        }
+                    }
+                    prop_assert_eq!(told, expect);
+                    let raised = models.values().filter(|model| model.level.is_some()).count();
+                    prop_assert_eq!(book.raised().count(), raised);
+                }
+            }
+        }
+    }
+}
