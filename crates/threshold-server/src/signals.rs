@@ -1,6 +1,8 @@
-//! What operators are told: alerts.
+//! What operators are told: alerts, and what is recorded of decisions.
 
 pub(crate) mod alerts;
+#[cfg_attr(not(test), expect(dead_code, reason = "it is not connected to the server yet"))]
+pub(crate) mod database;
 
 use std::sync::Mutex;
 

@@ -4,9 +4,10 @@
 
 /// Creates the tables, each statement by itself. It may be run any number of times.
 pub const TABLES: [&str; 7] = [
-    // The columns are for queries; `event` is the whole event. The order of `number` is the order of arrival.
+    // The columns are for queries; `event` is the whole event. The order of `number` is the order of arrival, and none is given
+    // twice, also if the newest event is deleted.
     "CREATE TABLE IF NOT EXISTS rate_limit_events (
-        number INTEGER PRIMARY KEY,
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
         at INTEGER NOT NULL,
         layer TEXT,

@@ -1,0 +1,172 @@
+//! The file of events: opening it, its size, and setting a damaged one aside.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+use threshold_core::event::sql;
+
+use super::integer;
+
+/// How long SQLite waits for another process. Nobody but an operator's tools should have the file open.
+const BUSY_TIMEOUT: Duration = Duration::from_millis(250);
+/// The size of a page, which is SQLite's default.
+const PAGE: u64 = 4_096;
+/// The most of the size that the log takes.
+const MAX_LOG: u64 = 8 << 20;
+/// The most bytes of a database in memory.
+const MAX_MEMORY: u64 = 32 << 20;
+
+/// For `threshold why`, and so not in the database of a Worker, which answers no such question.
+const TRACE_INDEX: &str =
+    "CREATE INDEX IF NOT EXISTS rate_limit_events_trace ON rate_limit_events (event ->> 'traceId')";
+
+/// The bounds of a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// The most pages of the database.
+    pub(super) pages: u64,
+    /// The bytes that the log is cut to.
+    log: u64,
+}
+
+impl Bounds {
+    /// The bounds of a file that has at most this many bytes with its log.
+    pub(super) fn of(bytes: u64) -> Self {
+        let log = (bytes / 4).min(MAX_LOG);
+        // An empty database has about 15 pages.
+        Self { pages: (bytes.saturating_sub(log) / PAGE).max(64), log }
+    }
+}
+
+/// Opens or creates the database. A damaged one is set aside first.
+pub(super) fn open(path: &Path, bounds: Bounds) -> Result<Connection, anyhow::Error> {
+    // Created here, because SQLite would leave it to the umask who may read the file.
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connect = || prepared(Connection::open_with_flags(path, flags)?, bounds);
+    match connect() {
+        Err(error) if is_damage(&error) => {
+            set_aside(path);
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            Ok(connect()?)
+        }
+        other => Ok(other?),
+    }
+}
+
+/// Opens a database in memory.
+pub(super) fn in_memory(bounds: Bounds) -> Result<Connection, anyhow::Error> {
+    let pages = bounds.pages.min(MAX_MEMORY / PAGE);
+    Ok(prepared(Connection::open_in_memory()?, Bounds { pages, ..bounds })?)
+}
+
+/// Opens the database once more, for reading.
+pub(super) fn open_for_reading(path: &Path) -> rusqlite::Result<Connection> {
+    // Not read-only: a reader takes part in the log's shared memory.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.pragma_update(None, "trusted_schema", false)?;
+    connection.pragma_update(None, "query_only", true)?;
+    Ok(connection)
+}
+
+fn prepared(connection: Connection, bounds: Bounds) -> rusqlite::Result<Connection> {
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.pragma_update(None, "trusted_schema", false)?;
+    connection.pragma_update(None, "cell_size_check", true)?;
+    connection.pragma_update(None, "page_size", integer(PAGE))?;
+    // Before the first table: the file can be made smaller without a second copy of it.
+    connection.pragma_update(None, "auto_vacuum", "incremental")?;
+    connection.pragma_update_and_check(None, "secure_delete", true, |row| row.get::<_, i64>(0))?;
+    connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
+    // A crash of the process loses nothing; a power loss may lose the last seconds, which is little for an event.
+    connection.pragma_update(None, "synchronous", "normal")?;
+    let log_pages = (bounds.log / PAGE / 4).max(16);
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", integer(log_pages), |row| row.get::<_, i64>(0))?;
+    connection.pragma_update_and_check(None, "journal_size_limit", integer(bounds.log), |row| row.get::<_, i64>(0))?;
+    connection.pragma_update_and_check(None, "max_page_count", integer(bounds.pages), |row| row.get::<_, i64>(0))?;
+    for statement in sql::TABLES {
+        connection.execute_batch(statement)?;
+    }
+    connection.execute_batch(TRACE_INDEX)?;
+    Ok(connection)
+}
+
+/// Reads a number that SQLite knows of the database.
+pub(super) fn number(connection: &Connection, pragma: &str) -> rusqlite::Result<u64> {
+    let number: i64 = connection.pragma_query_value(None, pragma, |row| row.get(0))?;
+    Ok(u64::try_from(number).unwrap_or(0))
+}
+
+/// Makes the database smaller by some pages that are not used.
+pub(super) fn release_free_pages(connection: &Connection) -> rusqlite::Result<()> {
+    // Each row is one step of it.
+    let mut steps = connection.prepare_cached("PRAGMA incremental_vacuum(50)")?;
+    let mut steps = steps.query([])?;
+    while steps.next()?.is_some() {}
+    Ok(())
+}
+
+/// Writes the log into the database, and empties it.
+pub(super) fn empty_log(connection: &Connection) -> rusqlite::Result<()> {
+    let is_busy: i64 = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+    if is_busy == 0 {
+        return Ok(());
+    }
+    let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+    Err(rusqlite::Error::SqliteFailure(code, Some("the log is in use, try again".to_owned())))
+}
+
+/// Renames a damaged file, in place of one that was set aside before.
+pub(super) fn set_aside(path: &Path) {
+    let to = with_suffix(path, ".damaged");
+    remove_set_aside(path);
+    match std::fs::rename(path, &to) {
+        Ok(()) => tracing::error!(file = %to.display(), "damaged file of events set aside, and a new one begun"),
+        Err(error) => tracing::error!(reason = %error, "damaged file of events not set aside"),
+    }
+    // The log belongs to the file, and would be applied to the new one.
+    let _ = std::fs::rename(with_suffix(path, "-wal"), with_suffix(&to, "-wal"));
+    let _ = std::fs::remove_file(with_suffix(path, "-shm"));
+}
+
+/// Removes the file that was set aside.
+pub(super) fn remove_set_aside(path: &Path) {
+    let aside = with_suffix(path, ".damaged");
+    let _ = std::fs::remove_file(with_suffix(&aside, "-wal"));
+    let _ = std::fs::remove_file(aside);
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Returns whether there is no room for more, in the file or on the disk.
+pub(super) fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+}
+
+/// Returns whether an error means that the file is damaged, and not that it is out of reach for now.
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    // Faults of the surroundings may pass. After any other error of SQLite, the file would never work again.
+    let Some(code) = error.sqlite_error_code() else { return false };
+    !matches!(
+        code,
+        ErrorCode::DatabaseBusy
+            | ErrorCode::DatabaseLocked
+            | ErrorCode::DiskFull
+            | ErrorCode::OutOfMemory
+            | ErrorCode::PermissionDenied
+            | ErrorCode::ReadOnly
+            | ErrorCode::CannotOpen
+            | ErrorCode::FileLockingProtocolFailed
+            | ErrorCode::SystemIoFailure
+            | ErrorCode::OperationInterrupted
+    )
+}

@@ -1,0 +1,233 @@
+//! Tests the file of events: what is recorded, found, erased, lost, and how large it becomes.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::desk::tests::{Folder as TestFolder, START};
+
+const RETENTION: Retention = Retention { age: Span::from_secs(86_400), bytes: 64 << 20 };
+
+fn event(number: usize, more: &str) -> Event {
+    let at = START.micros() / 1_000;
+    let json = format!(
+        r#"{{"id":"00000000-0000-4000-8000-{number:012x}","at":{at},"blocked":true,"layer":"user","traceId":"{number:032x}"{more}}}"#
+    );
+    Event::from_json(&json).unwrap()
+}
+
+fn of_user(number: usize, user: &str) -> Event {
+    event(number, &format!(r#","userId":"{user}""#))
+}
+
+fn path(folder: &TestFolder) -> PathBuf {
+    folder.journal().with_file_name("threshold.events")
+}
+
+fn all(database: &EventDatabase) -> Vec<Event> {
+    let page = database.page(&EventQuery { after: Some(0), limit: 100_000, ..EventQuery::default() }).unwrap();
+    page.events.iter().map(|(_, json)| Event::from_json(json).unwrap()).collect()
+}
+
+fn sum(events: &[Event]) -> u64 {
+    events.iter().map(|event| event.count).sum()
+}
+
+fn later(seconds: u64) -> Timestamp {
+    START.plus(Span::from_secs(seconds))
+}
+
+#[test]
+fn events_are_kept_once_in_order_and_outlive_the_process() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let events: Vec<Event> = (0..900).map(|number| of_user(number, "u1")).collect();
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    let newest = database.newest();
+    database.insert(&events, START);
+    assert_eq!(*newest.borrow(), 900);
+    // As after an answer that was not heard: some of them again.
+    database.insert(events.get(100..200).unwrap(), later(1));
+    assert_eq!(all(&database), events);
+    drop(database);
+    use std::os::unix::fs::PermissionsExt as _;
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    assert_eq!(all(&database), events);
+    assert!(*database.newest().borrow() >= 900);
+    let memory = EventDatabase::open(None, RETENTION, START);
+    memory.insert(&events, START);
+    assert_eq!(all(&memory), events);
+    assert_eq!((memory.lost(), memory.unnamed()), (0, 0));
+}
+
+#[test]
+fn pages_follow_each_other_and_filters_choose() {
+    let database = EventDatabase::open(None, RETENTION, START);
+    let user = |number: usize| if number.is_multiple_of(3) { "u0" } else { "u1" };
+    let events: Vec<Event> = (1..=900).map(|number| of_user(number, user(number))).collect();
+    database.insert(&events, START);
+    let filters = vec![Filter { field: Field::UserId, values: vec!["u0".to_owned(), "#0".to_owned()] }];
+    let mut query = EventQuery { after: Some(0), limit: 70, filters, since: None };
+    let mut seen = Vec::new();
+    loop {
+        let page = database.page(&query).unwrap();
+        seen.extend(page.events.iter().map(|(number, _)| *number));
+        query.after = Some(page.next);
+        if page.events.len() < 70 {
+            break;
+        }
+    }
+    assert_eq!(seen, (1..=300).map(|number| number * 3).collect::<Vec<u64>>());
+    assert_eq!(query.after, Some(900), "the next page does not look at the rest again");
+    assert_eq!(database.page(&query).unwrap(), Page { events: Vec::new(), next: 900 });
+    let newest = database.page(&EventQuery { after: None, limit: 2, ..query.clone() }).unwrap();
+    assert_eq!(newest.events.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [897, 900]);
+    // The numbers of another file.
+    let again = database.page(&EventQuery { after: Some(10_000), ..query.clone() }).unwrap();
+    assert_eq!(again.events.first().map(|(number, _)| *number), Some(3));
+    let one = |field, value: &str| {
+        let filters = vec![Filter { field, values: vec![value.to_owned()] }];
+        database.page(&EventQuery { filters, limit: 1_000, ..EventQuery::default() }).unwrap().events.len()
+    };
+    assert_eq!(one(Field::TraceId, &format!("{:032x}", 17)), 1);
+    assert_eq!((one(Field::Blocked, "true"), one(Field::Blocked, "false")), (900, 0));
+    assert_eq!((one(Field::Layer, "user"), one(Field::Layer, "edge"), one(Field::Rule, "' OR 1")), (900, 0, 0));
+    let since = |since| database.page(&EventQuery { since: Some(since), limit: 1_000, ..EventQuery::default() });
+    assert_eq!((since(START).unwrap().events.len(), since(later(1)).unwrap().events.len()), (900, 0));
+}
+
+/// Woken by leaving out `merge`, `without_names`, or the new second.
+#[test]
+fn a_flood_is_bounded_and_its_sum_exact() {
+    let database = EventDatabase::open(None, RETENTION, START);
+    let same: Vec<Event> = (0..3_000).map(|number| of_user(number, "u1")).collect();
+    database.insert(same.get(..1_500).unwrap(), START);
+    database.insert(same.get(1_500..).unwrap(), START);
+    let rows = all(&database);
+    assert_eq!(rows.iter().map(|event| event.count).filter(|count| *count == 1).count(), 1_000);
+    assert_eq!((rows.len(), sum(&rows), database.unnamed()), (1_002, 3_000, 0));
+    let flood: Vec<Event> = (3_000..13_000).map(|number| of_user(number, &format!("u{number}"))).collect();
+    let struck = |number| event(number, &format!(r#","subject":"user=u{number}","strikes":5"#));
+    let struck: Vec<Event> = (13_000..13_100).map(struck).collect();
+    database.insert(&flood, later(1));
+    database.insert(&struck, later(1));
+    let rows = all(&database);
+    assert_eq!(rows.iter().filter(|event| event.strike.is_some()).count(), 100);
+    assert_eq!((rows.len(), sum(&rows), database.unnamed()), (1_002 + 2_000 + 1 + 100, 13_100, 8_000));
+    database.insert(&[of_user(20_000, "u1")], later(2));
+    assert_eq!(all(&database).last().unwrap().user_id.as_deref(), Some("u1"));
+}
+
+fn bytes_on_disk(path: &Path) -> u64 {
+    let length = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    length(path) + length(&PathBuf::from(format!("{}-wal", path.display())))
+}
+
+#[test]
+fn old_events_are_deleted_and_a_file_stays_in_its_size() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let retention = Retention { bytes: 2 << 20, ..RETENTION };
+    let database = EventDatabase::open(Some(&path), retention, START);
+    let (mut most, long) = (0, "x".repeat(200));
+    for second in 0..10_u64 {
+        let first = usize::try_from(second).unwrap() * 1_000;
+        let events: Vec<Event> = (first..first + 1_000).map(|number| of_user(number, &long)).collect();
+        database.insert(&events, later(second));
+        most = most.max(bytes_on_disk(&path));
+    }
+    assert!(most <= retention.bytes, "{most}");
+    assert!(most > retention.bytes / 2, "{most}");
+    let rows = all(&database);
+    assert_eq!((database.lost(), rows.last().unwrap().id), (0, of_user(9_999, &long).id));
+    assert!(rows.len() > 1_000 && rows.len() < 9_000, "{}", rows.len());
+    drop(database);
+    // A smaller bound.
+    let retention = Retention { bytes: 1 << 20, ..retention };
+    let database = EventDatabase::open(Some(&path), retention, START);
+    database.sweep(later(10));
+    assert!(bytes_on_disk(&path) <= retention.bytes, "{}", bytes_on_disk(&path));
+    assert_eq!(all(&database).last().unwrap().id, of_user(9_999, &long).id);
+    database.sweep(later(86_400));
+    assert!(!all(&database).is_empty());
+    database.sweep(later(86_401));
+    assert_eq!(all(&database), []);
+    database.insert(&[of_user(1, "u1")], later(86_401));
+    assert_eq!(*database.newest().borrow(), 10_001, "no number comes twice");
+}
+
+/// Woken by leaving out VACUUM, or `empty_log`.
+#[test]
+fn an_erased_subject_is_nowhere_in_the_file() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    for second in 0..8_u64 {
+        let first = usize::try_from(second).unwrap() * 500;
+        let user = |number: usize| if number.is_multiple_of(7) { "canary-name" } else { "other-name" };
+        let events: Vec<Event> = (first..first + 500).map(|number| of_user(number, user(number))).collect();
+        database.insert(&events, later(second));
+    }
+    std::fs::write(format!("{}.damaged", path.display()), "canary-name").unwrap();
+    let contains = |name: &str| {
+        let files = std::fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+        files
+            .map(|file| std::fs::read(file).unwrap())
+            .any(|bytes| memchr::memmem::find(&bytes, name.as_bytes()).is_some())
+    };
+    assert!(contains("canary-name") && contains("other-name"));
+    let filter = |value: &str| [Filter { field: Field::UserId, values: vec![value.to_owned()] }];
+    assert_eq!(database.erase(&filter("canary-name"), later(9)).unwrap(), 572);
+    assert!(!contains("canary-name") && contains("other-name"));
+    assert_eq!(all(&database).len(), 4_000 - 572);
+    assert_eq!(database.erase(&filter("canary-name"), later(9)).unwrap(), 0);
+}
+
+#[test]
+fn a_damaged_file_is_set_aside() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    std::fs::write(&path, "this is no database, but something else of some length".repeat(100)).unwrap();
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    let events: Vec<Event> = (0..900).map(|number| of_user(number, "u1")).collect();
+    database.insert(&events, START);
+    assert_eq!((all(&database).len(), database.lost()), (900, 0));
+    let aside = PathBuf::from(format!("{}.damaged", path.display()));
+    assert!(std::fs::read(&aside).unwrap().starts_with(b"this is no database"));
+    drop(database);
+    // A page in the middle, which is found only when it is read.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes.get_mut(4_096..middle).unwrap().fill(0x5a);
+    std::fs::write(&path, bytes).unwrap();
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    let more: Vec<Event> = (1_000..1_900).map(|number| of_user(number, "u2")).collect();
+    database.insert(&more, later(1));
+    let _ = database.page(&EventQuery { after: Some(0), limit: 10_000, ..EventQuery::default() });
+    database.insert(&more, later(2));
+    assert_eq!(all(&database), more);
+    assert!(!std::fs::read(&aside).unwrap().starts_with(b"this is no database"));
+}
+
+#[test]
+fn a_locked_or_missing_file_loses_events_and_counts_them() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    database.insert(&[of_user(1, "u1"), of_user(2, "u1")], START);
+    assert_eq!(database.lost(), 2);
+    other.execute_batch("COMMIT").unwrap();
+    database.insert(&[of_user(3, "u1")], later(1));
+    assert_eq!((all(&database), database.lost()), (vec![of_user(3, "u1")], 2));
+    // A folder that does not exist yet.
+    let path = path.with_file_name("later").join("threshold.events");
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    database.insert(&[of_user(1, "u1")], START);
+    assert_eq!(database.lost(), 1);
+    assert!(database.page(&EventQuery { limit: 1, ..EventQuery::default() }).is_err());
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    database.insert(&[of_user(2, "u1")], later(2));
+    assert_eq!((all(&database), database.lost()), (vec![of_user(2, "u1")], 1));
+}
