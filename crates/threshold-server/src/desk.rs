@@ -34,6 +34,7 @@ use threshold_limiter::{
 
 use crate::log::{self, DenialLog, LogSampler};
 use crate::metrics::Metrics;
+use crate::signals::EventQueue;
 pub(crate) use ban_sets::{ImportedSet, NewBanSet, NewEnd, NewSetBan};
 pub(crate) use explained::PenaltyCause;
 pub(crate) use lookups::Lock;
@@ -71,6 +72,8 @@ pub(crate) struct Desk {
     /// Held while changes of other nodes are read, so that a server that stops waits for what the last reading has found to give back.
     following: tokio::sync::Mutex<()>,
     pub(crate) metrics: Metrics,
+    /// The events of all decisions, until they are counted.
+    pub(crate) events: Arc<EventQueue>,
     /// `None` with `--no-db`.
     journal: Option<Arc<Journal>>,
 }
@@ -109,7 +112,9 @@ impl Desk {
         // are reported from outside of any decision.
         let denials = Arc::<DenialLog>::default();
         let observer = Arc::<DenialLog>::clone(&denials);
-        let limiter = builder.observer(observer).observer(metrics.observer()).build();
+        let events = Arc::<EventQueue>::default();
+        let builder = builder.observer(observer).observer(metrics.observer());
+        let limiter = builder.observer(Arc::new(events.sender.clone())).build();
         Self {
             limiter: Arc::new(limiter),
             denials,
@@ -119,6 +124,7 @@ impl Desk {
             import_turn: tokio::sync::Mutex::default(),
             following: tokio::sync::Mutex::default(),
             metrics,
+            events,
             journal,
         }
     }

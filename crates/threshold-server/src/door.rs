@@ -45,7 +45,9 @@ use tower_service::Service as _;
 use crate::desk::{Desk, new_trace};
 use crate::log::LogSampler;
 use crate::serve::{ConnectionWatch, Tokens};
-use crate::signals::Signals;
+#[cfg(test)]
+use crate::signals::database::Retention;
+use crate::signals::{Signals, database::EventDatabase};
 use answer_memory::AnswerMemory;
 pub(crate) use error::ApiError;
 pub(crate) use health::{Health, Problem};
@@ -110,11 +112,19 @@ impl Default for Bounds {
 }
 
 impl App {
+    /// Events are kept in memory.
+    #[cfg(test)]
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
+        let events = EventDatabase::open(None, Retention::default(), desk.now());
+        Self::with_events(desk, tokens, bounds, events)
+    }
+
+    pub(crate) fn with_events(desk: Desk, tokens: Tokens, bounds: Bounds, events: EventDatabase) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
         let answer_memory = AnswerMemory::new(bounds.answers);
         let operator_answer_memory = AnswerMemory::new(OPERATOR_ANSWERS);
         let request_ids = Arc::new(RequestIds::of(&desk, bounds.request_ids));
+        let signals = Arc::new(Signals::new(Arc::clone(&desk.events), events));
         Self {
             desk,
             tokens,
@@ -126,8 +136,20 @@ impl App {
             token_guesses: TokenGuesses::default(),
             refused: LogSampler::default(),
             forward_auth,
-            signals: Arc::default(),
+            signals,
         }
+    }
+
+    /// Counts the events of all decisions so far; see [`Signals::collect`].
+    pub(crate) fn collect_events(&self) {
+        self.signals.collect(&self.desk.policy(), self.desk.now());
+    }
+
+    /// Counts the events of all decisions so far, on a thread that may wait for a disk.
+    async fn collected(self: &Arc<Self>) {
+        let app = Arc::clone(self);
+        // It fails only if it panics, and what was counted before is shown then.
+        let _ = tokio::task::spawn_blocking(move || app.collect_events()).await;
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use threshold_core::policy::Policy;
-use threshold_core::{Secret, Secrets, Span};
+use threshold_core::{Secret, Secrets, Span, Timestamp};
 use threshold_limiter::SystemClock;
 use threshold_limiter::journal::GivenSecrets;
 use threshold_limiter::store::redis::RedisStore;
@@ -37,6 +37,7 @@ use crate::init::PRESETS;
 use crate::jwt;
 use crate::log;
 use crate::reload::{Reloader, TenantFolder};
+use crate::signals::database::{EventDatabase, Retention};
 use crate::source::Source;
 pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
@@ -100,7 +101,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
             None => None,
         };
         // Installed before anything is printed: a script that waits for the output may send a signal at once.
-        let signals = Signals::new()?;
+        let signals = ProcessSignals::new()?;
         let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
         read_bans(&desk).await?;
         let banner = Banner {
@@ -115,7 +116,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         };
         // After the listeners, the store and the journal: scripts take this output as the sign that the server is up.
         banner.announce()?;
-        let app = Arc::new(App::new(desk, tokens, bounds));
+        let events = events(args, desk.now());
+        let app = Arc::new(App::with_events(desk, tokens, bounds, events));
         maintenance::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
         let servers = servers(&app, (http, admin), hosts, acceptor.as_ref());
@@ -173,7 +175,10 @@ async fn give_back(desk: &Desk, shared: Option<Arc<RedisStore>>) {
 /// Closes the journal, and returns whether that succeeded in time. A disk that does not answer gets as long as requests had to
 /// drain, so that an operator need not kill the process.
 async fn close(app: Arc<App>, at_most: Duration) -> bool {
-    let closing = tokio::task::spawn_blocking(move || app.desk.close());
+    let closing = tokio::task::spawn_blocking(move || {
+        app.collect_events();
+        app.desk.close();
+    });
     let closed = tokio::time::timeout(at_most, closing).await.is_ok();
     if !closed {
         tracing::error!("journal not closed in time: the counters since the start are lost");
@@ -186,7 +191,7 @@ async fn serve(
     servers: Vec<Server>,
     app: Arc<App>,
     mut reloader: Reloader,
-    mut signals: Signals,
+    mut signals: ProcessSignals,
     drain: Duration,
 ) -> bool {
     let (stop, stopped) = watch::channel(false);
@@ -232,7 +237,7 @@ async fn serve(
 }
 
 /// The signals that the process handles.
-struct Signals {
+struct ProcessSignals {
     reload: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
@@ -243,7 +248,7 @@ enum Signal {
     Stop,
 }
 
-impl Signals {
+impl ProcessSignals {
     fn new() -> anyhow::Result<Self> {
         Ok(Self {
             reload: signal(SignalKind::hangup())?,
@@ -366,6 +371,15 @@ async fn desk(
     let location = JournalLocation { journal: &args.db, secrets, new_journal: args.new_journal };
     let opened = Desk::with_journal(policy, clock, &location);
     Ok((opened.context(JOURNAL_UNUSABLE)?, None))
+}
+
+/// Opens the file of events beside the journal, or a database in memory without one.
+fn events(args: &ServeArgs, now: Timestamp) -> EventDatabase {
+    let retention = Retention { age: args.events_keep, bytes: u64::from(args.events_size).saturating_mul(1 << 20) };
+    // The journal is open by now, and may be reached through a link: files beside it are beside the file that the link leads to.
+    let journal = args.db.canonicalize().unwrap_or_else(|_| args.db.clone());
+    let path = journal.with_extension("events");
+    EventDatabase::open(Some(&*path).filter(|_| !args.no_db), retention, now)
 }
 
 /// Reads a secret of the installation from the environment, and checks its length.

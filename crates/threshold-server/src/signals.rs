@@ -1,15 +1,80 @@
-//! What operators are told: alerts, and what is recorded of decisions.
+//! What operators are told of decisions, apart from their answers: events and alerts.
+//!
+//! A decision puts its event into a bounded queue and goes on. A few times a second the events are taken from there and handed to
+//! everything that counts, keeps or forwards them.
 
 pub(crate) mod alerts;
-#[cfg_attr(not(test), expect(dead_code, reason = "it is not connected to the server yet"))]
 pub(crate) mod database;
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use threshold_core::{Event, Policy, Timestamp};
+use threshold_limiter::events::{self, EventReceiver, EventSender};
 
 use alerts::AlertBook;
+use database::EventDatabase;
+
+/// The most events that wait. One has about a kilobyte.
+const QUEUE: usize = 8_192;
+
+/// The queue of events, whose beginning is an observer of the limiter.
+#[derive(Debug)]
+pub(crate) struct EventQueue {
+    pub(crate) sender: EventSender,
+    receiver: Mutex<EventReceiver>,
+}
+
+impl Default for EventQueue {
+    fn default() -> Self {
+        let (sender, receiver) = events::queue(QUEUE);
+        Self { sender, receiver: Mutex::new(receiver) }
+    }
+}
 
 /// What is counted for operators.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Signals {
+    queue: Arc<EventQueue>,
     pub(crate) alerts: Mutex<AlertBook>,
+    pub(crate) database: EventDatabase,
+}
+
+impl Signals {
+    pub(crate) fn new(queue: Arc<EventQueue>, database: EventDatabase) -> Self {
+        Self { queue, alerts: Mutex::default(), database }
+    }
+
+    /// Records events that another system reports.
+    pub(crate) fn report(&self, events: Vec<Event>) {
+        for event in events {
+            self.queue.sender.send(event);
+        }
+    }
+
+    /// Takes the events that wait, counts them, and tells what has changed. A call that shows a figure does this first, so that the
+    /// figure includes every decision that was answered before.
+    pub(crate) fn collect(&self, policy: &Policy, now: Timestamp) {
+        // Held until all is counted, so that the second of two callers returns after the events of the first are counted too.
+        let mut receiver = lock(&self.queue.receiver);
+        let events = receiver.take(QUEUE, Duration::ZERO);
+        if !events.is_empty() {
+            self.database.insert(&events, now);
+        }
+        let mut book = lock(&self.alerts);
+        for event in &events {
+            book.add(event, now);
+        }
+        let notices = book.judge(policy, now);
+        drop(book);
+        for notice in &notices {
+            notice.log();
+        }
+        drop(receiver);
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A poisoned lock is safe to use: what is counted is never half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -69,6 +69,7 @@ async fn list(
     State(app): State<Arc<App>>,
     Query(AlertsQuery { state }): Query<AlertsQuery>,
 ) -> Result<Response, ApiError> {
+    app.collected().await;
     let book = app.signals.alerts.lock().unwrap_or_else(PoisonError::into_inner);
     let notices: Vec<String> = match state.as_deref() {
         None => book.recent().map(|notice| notice.to_json()).collect(),

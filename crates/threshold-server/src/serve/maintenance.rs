@@ -1,4 +1,4 @@
-//! Background tasks: watch the journal, remove ended bans and settings, save counters, apply changes of other nodes.
+//! Background tasks: watch the journal, count events, remove ended bans and settings, save counters, apply changes of other nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::door::{App, Problem};
 
-/// How often ended bans are removed. They are never applied after their end, so this only bounds memory.
+/// How often ended bans and old events are removed. Bans are never applied after their end, so this only bounds memory.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the number of lines that were left out of the log is reported, if no further line reports it: at the end of the
 /// second that they are counted by.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the events of decisions are counted, and so the most by which an alert is late.
+const EVENTS_INTERVAL: Duration = Duration::from_millis(250);
 /// How often ended settings are removed, and so the most by which one ends late.
 const SETTINGS_INTERVAL: Duration = Duration::from_millis(500);
 /// How often changes of other nodes are read, and so the most by which they take effect late here.
@@ -45,10 +47,15 @@ pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters
     }
     let log = Arc::clone(app);
     every(LOG_INTERVAL, move || log.desk.report_left_out(Some(log.desk.now())));
+    let events = Arc::clone(app);
+    every(EVENTS_INTERVAL, move || events.collect_events());
     let settings = Arc::clone(app);
     every(SETTINGS_INTERVAL, move || settings.desk.end_settings(settings.desk.now()));
     let app = Arc::clone(app);
-    every(SWEEP_INTERVAL, move || app.desk.sweep_bans());
+    every(SWEEP_INTERVAL, move || {
+        app.desk.sweep_bans();
+        app.signals.database.sweep(app.desk.now());
+    });
 }
 
 /// Applies the bans and settings that other nodes change. While the store does not answer, the known ones stay in force.

@@ -47,6 +47,12 @@ pub(crate) struct Retention {
     pub(crate) bytes: u64,
 }
 
+impl Default for Retention {
+    fn default() -> Self {
+        Self { age: Span::from_secs(30 * 86_400), bytes: 256 << 20 }
+    }
+}
+
 /// Why events cannot be read or erased.
 #[derive(Debug)]
 pub(crate) enum DatabaseError {
