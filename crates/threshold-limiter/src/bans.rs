@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use threshold_core::lockout::Spellings;
@@ -20,6 +20,8 @@ pub struct BanList {
     any: AtomicBool,
     entries: RwLock<Entries>,
     sink: OnceLock<Arc<dyn ChangeSink>>,
+    /// How many bans have ended by time.
+    expired: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -247,6 +249,12 @@ impl BanList {
         self.read().by_id.len()
     }
 
+    /// Returns how many bans, of operators and of ladders, were removed because they had ended.
+    #[must_use]
+    pub fn expired(&self) -> u64 {
+        self.expired.load(Ordering::Relaxed)
+    }
+
     /// Returns the bans of an imported set, with their ids.
     #[must_use]
     pub fn of_origin(&self, origin: &str) -> Vec<(Digest, Arc<Ban>)> {
@@ -309,11 +317,14 @@ impl BanList {
             return;
         }
         let over: Vec<(Digest, Arc<Ban>)> = entries.by_id.extract_if(.., |_, ban| ban.until <= now).collect();
+        let ended = over.len();
         for (id, ban) in over {
             self.forget(entries, id, &ban);
         }
         let over = entries.named.iter().filter(|(_, ban)| ban.until <= now);
-        for subject in over.map(|(subject, _)| *subject).collect::<Vec<_>>() {
+        let over: Vec<_> = over.map(|(subject, _)| *subject).collect();
+        self.expired.fetch_add(u64::try_from(ended.saturating_add(over.len())).unwrap_or(0), Ordering::Relaxed);
+        for subject in over {
             entries.remove_named(subject);
             if let Some(sink) = self.sink.get() {
                 sink.named(subject, None);

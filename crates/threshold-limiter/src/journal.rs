@@ -34,6 +34,7 @@ use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Owner, Setting};
 use threshold_core::{Digest, Format, KeyId, Secret, Secrets, Standing};
 
+use crate::histogram::HistogramReading;
 use crate::store::{ChangeSink, Durability};
 pub use counters::{Counters, load_counters, save_counters};
 pub use error::{CountersError, JournalError, SaveError};
@@ -252,6 +253,12 @@ impl Journal {
     #[must_use]
     pub fn write_lag(&self) -> Option<Duration> {
         self.queue.write_lag()
+    }
+
+    /// Returns how long commits took, each with its sync to disk.
+    #[must_use]
+    pub fn commit_times(&self) -> HistogramReading {
+        self.queue.commit_times.read()
     }
 
     /// Writes what is queued and ends the writer. Returns whether every change is on disk.

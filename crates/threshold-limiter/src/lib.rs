@@ -39,6 +39,7 @@
 //! | `partitions` | commands on a store of partitions, for stores such as `redis` |
 //! | `token` | bearer tokens, for a host that verifies their signatures by itself |
 //! | `jwt` | users, tenants and tiers from the claims of bearer tokens |
+//! | `metrics` | counters, histograms and gauges for Prometheus: `metrics::Metrics` |
 
 #[cfg(feature = "api")]
 pub mod api;
@@ -46,6 +47,8 @@ pub mod bans;
 pub mod clock;
 #[cfg(not(target_family = "wasm"))]
 pub mod events;
+#[cfg(any(feature = "metrics", feature = "sqlite"))]
+pub mod histogram;
 #[cfg(feature = "sqlite")]
 pub mod journal;
 #[cfg(feature = "jwt")]
@@ -53,6 +56,8 @@ pub mod jwt;
 #[cfg(feature = "memory")]
 pub mod keyed;
 pub mod limiter;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod observer;
 #[cfg(feature = "memory")]
 mod prefetch;

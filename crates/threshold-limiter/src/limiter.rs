@@ -24,6 +24,7 @@ pub(crate) mod wait;
 
 #[cfg(feature = "memory")]
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -93,6 +94,8 @@ pub struct Limiter<
     blind: blind::BlindCharges,
     #[cfg(feature = "wait")]
     waiters: wait::Waiters,
+    /// How many settings have ended by time.
+    ended_settings: AtomicU64,
 }
 
 /// A decision, and the reservation that it made.

@@ -93,6 +93,13 @@ impl Operation {
         Self::Control,
     ];
 
+    /// Returns the place in [`ALL`](Self::ALL).
+    #[cfg(feature = "metrics")]
+    #[inline]
+    pub(crate) const fn place(self) -> usize {
+        self as usize
+    }
+
     /// Returns the name: `check`, `login_attempt`.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -180,6 +180,33 @@ pub trait Store: Send + Sync {
     fn durability(&self) -> Option<Durability> {
         None
     }
+
+    /// Returns what the store counts about itself, for metrics. It must not walk over a table.
+    fn numbers(&self) -> StoreNumbers {
+        StoreNumbers::default()
+    }
+}
+
+/// What a store counts about itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreNumbers {
+    /// The keys that it holds; `None` if it does not know, as where other nodes hold them too.
+    pub keys: Option<KeyUsage>,
+    /// How many open reservations it has ended because they expired.
+    pub expired_reservations: u64,
+}
+
+/// How full a bounded store is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KeyUsage {
+    /// The number of keys with a balance.
+    pub used: usize,
+    /// The number of keys beyond which others are evicted.
+    pub max: usize,
+    /// How many live balances were evicted.
+    pub evicted: u64,
+    /// How many keys were counted by a key that stands in, because nothing could be evicted.
+    pub folded: u64,
 }
 
 /// An answer that came after its deadline, when its request had been decided without it.

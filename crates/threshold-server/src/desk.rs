@@ -114,9 +114,13 @@ impl Desk {
         let observer = Arc::<DenialLog>::clone(&denials);
         let events = Arc::<EventQueue>::default();
         let builder = builder.observer(observer).observer(metrics.observer());
-        let limiter = builder.observer(Arc::new(events.sender.clone())).build();
+        let limiter = Arc::new(builder.observer(Arc::new(events.sender.clone())).build());
+        metrics.limiter.watch(&limiter);
+        if let Some(journal) = &journal {
+            metrics.limiter.watch_journal(journal);
+        }
         Self {
-            limiter: Arc::new(limiter),
+            limiter,
             denials,
             logins: LogSampler::default(),
             pauses: LogSampler::default(),
@@ -190,7 +194,10 @@ impl Desk {
 
     /// Returns a tower layer on the same limiter.
     pub(crate) fn layer(&self) -> ThresholdLayer {
-        ThresholdLayer::new(Arc::clone(&self.limiter)).expect("a policy gets its verifier when it is loaded")
+        let layer =
+            ThresholdLayer::new(Arc::clone(&self.limiter)).expect("a policy gets its verifier when it is loaded");
+        self.metrics.limiter.watch_layer(&layer);
+        layer
     }
 
     /// Returns the number of requests that wait until they fit.
@@ -293,6 +300,9 @@ impl Desk {
     /// Records the result of a login, and waits until its changes are on disk; `None` if they are not in time.
     pub(crate) async fn login_result(&self, attempt: &str, success: bool) -> Result<Option<LoginResult>, LoginError> {
         let ended = self.limiter.login_result_async(attempt, success).await?;
+        if !success {
+            self.metrics.count_login_failure();
+        }
         // A lock that a crash could undo must not be acknowledged: an attacker who makes the server crash would get
         // new attempts.
         if self.wait_until_saved(RESULT_TIMEOUT).await.is_err() {

@@ -11,6 +11,7 @@ use super::events::{Condition, JournalEvents};
 use super::rebuild::Repair;
 use super::rows::{AuditLine, Kind};
 use crate::bans::MAX_BANS;
+use crate::histogram::Histogram;
 
 /// The most audit lines that wait for the disk. People make them, so this many never come by intent.
 const MAX_AUDIT_LINES: usize = 10_000;
@@ -77,6 +78,7 @@ pub(super) struct Queue {
     /// The sequence number of the last change that is on disk.
     committed: watch::Sender<u64>,
     condition: watch::Sender<Condition>,
+    pub(super) commit_times: Histogram,
 }
 
 impl Default for Queue {
@@ -86,6 +88,7 @@ impl Default for Queue {
             changed: Condvar::new(),
             committed: watch::Sender::new(0),
             condition: watch::Sender::new(Condition::default()),
+            commit_times: Histogram::default(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::file::JournalFile;
 use super::queue::{Batch, Queue};
@@ -57,7 +57,12 @@ fn run(mut file: JournalFile, queue: &Queue, source: &RebuildSource) {
 /// Commits a batch. A damaged database is rebuilt first; one that missed deletions is rebuilt afterwards.
 fn write(file: &mut JournalFile, batch: &mut Batch, queue: &Queue, source: &RebuildSource) -> Result<(), WriteFault> {
     let memory = || source.get().and_then(|rows| rows());
-    match file.write(batch) {
+    let (begun, is_empty) = (Instant::now(), batch.is_empty());
+    let written = file.write(batch);
+    if written.is_ok() && !is_empty {
+        queue.commit_times.observe(begun.elapsed());
+    }
+    match written {
         Err(WriteFault::Damaged(reason)) => {
             // Reported before the rebuild, which may take long or fail.
             queue.report_failure(&reason);

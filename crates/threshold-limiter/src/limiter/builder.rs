@@ -3,6 +3,7 @@
 use std::sync::Arc;
 #[cfg(feature = "memory")]
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 use arc_swap::ArcSwap;
 use threshold_core::{DigestKey, Policy, Secret, Secrets};
@@ -187,6 +188,7 @@ impl<S: Store, C: Clock> LimiterBuilder<S, C> {
             clock,
             observers,
             followed: Mutex::default(),
+            ended_settings: AtomicU64::new(0),
             #[cfg(feature = "memory")]
             stand_in: OnceLock::new(),
             denials: Default::default(),

@@ -1,6 +1,7 @@
 //! Bans and settings that hold on every node: a change is written to the store's log first, and each node follows the log.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
@@ -313,12 +314,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let over = || in_force.settings().filter(is_over);
         for (owner, name, _) in over() {
             policy.take_back(owner, name);
+            self.ended_settings.fetch_add(1, Ordering::Relaxed);
         }
         self.swap(policy);
         // The journal must not bring them back after a restart.
         if let Some(sink) = self.bans.sink() {
             over().for_each(|(owner, name, _)| sink.setting(owner, name, None));
         }
+    }
+
+    /// Returns how many settings were removed because they had ended.
+    pub fn ended_settings(&self) -> u64 {
+        self.ended_settings.load(Ordering::Relaxed)
     }
 
     /// Applies changes that were made on this node, with consecutive numbers up to `last`. Returns whether there are earlier

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use super::memory::MemoryStore;
 use super::{
     Answer, Command, Digest, Durability, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store, StoreError,
-    Timestamp,
+    StoreNumbers, Timestamp,
 };
 
 /// The store in memory or any other, chosen at run time. If the store is known when the program is compiled, name its type: a
@@ -151,6 +151,13 @@ impl Store for AnyStore {
             Inner::Other(store) => store.erased_durability(),
         }
     }
+
+    fn numbers(&self) -> StoreNumbers {
+        match &self.0 {
+            Inner::Memory(store) => store.numbers(),
+            Inner::Other(store) => store.erased_numbers(),
+        }
+    }
 }
 
 impl fmt::Debug for AnyStore {
@@ -193,6 +200,8 @@ trait ErasedStore: Send + Sync {
     fn erased_differences(&self) -> u64;
 
     fn erased_durability(&self) -> Option<Durability>;
+
+    fn erased_numbers(&self) -> StoreNumbers;
 }
 
 impl<S: Store> ErasedStore for S {
@@ -250,5 +259,9 @@ impl<S: Store> ErasedStore for S {
 
     fn erased_durability(&self) -> Option<Durability> {
         Store::durability(self)
+    }
+
+    fn erased_numbers(&self) -> StoreNumbers {
+        Store::numbers(self)
     }
 }

@@ -35,7 +35,7 @@ use threshold_core::ladder::Standing;
 use threshold_core::plan::{MAX_CHARGES, Verb};
 use threshold_core::{Balance, Balances as _, Bill, Digest, Limit, Outcome, Plan, Timestamp, TraceId, settle_into};
 
-use super::{ChangeSink, Durability, ImmediateStore, Kind, Listed, Store, StoreError};
+use super::{ChangeSink, Durability, ImmediateStore, KeyUsage, Kind, Listed, Store, StoreError, StoreNumbers};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use accounts::Accounts;
@@ -82,6 +82,9 @@ pub struct MemoryStore {
     control: Mutex<Box<ControlLog>>,
     requests: Mutex<Requests>,
     when_full: WhenFull,
+    max_keys: usize,
+    /// The number of open reservations that have expired.
+    expired: AtomicU64,
     /// The sink for changes that must outlive the process.
     sink: Option<Arc<dyn ChangeSink>>,
 }
@@ -135,6 +138,8 @@ impl MemoryStore {
             control: Mutex::default(),
             requests: Mutex::new(Requests::new(records.saturating_mul(ANSWER_BYTES))),
             when_full: memory.when_full,
+            max_keys: keys,
+            expired: AtomicU64::new(0),
             sink: None,
         }
     }
@@ -337,6 +342,18 @@ impl Store for MemoryStore {
             Kind::Banned => self.list_banned(after, limit, now),
             Kind::Accounts => self.list_accounts(after, limit),
         }))
+    }
+
+    fn numbers(&self) -> StoreNumbers {
+        let mut keys = KeyUsage { max: self.max_keys, ..KeyUsage::default() };
+        // A shard keeps its number of keys, and its lock is held for no longer than to read it.
+        for shard in self.table.shards() {
+            let shard = shard.open();
+            keys.used = keys.used.saturating_add(shard.len());
+            keys.evicted = keys.evicted.saturating_add(shard.inside.counts.evicted);
+            keys.folded = keys.folded.saturating_add(shard.inside.counts.folded);
+        }
+        StoreNumbers { keys: Some(keys), expired_reservations: self.expired.load(Ordering::Relaxed) }
     }
 
     fn answers_at_once(&self) -> bool {

@@ -32,6 +32,7 @@ mod sweep;
 mod url;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use threshold_core::command::{Answer, Command};
@@ -39,7 +40,7 @@ use threshold_core::control::MAX_CHANGES_READ;
 use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp};
 use tokio::sync::oneshot;
 
-use super::{Kind, LateAnswer, Listed, Share, Store, StoreError};
+use super::{Kind, LateAnswer, Listed, Share, Store, StoreError, StoreNumbers};
 use cluster::Cluster;
 use connect::{Certificates, ConnectOptions, Connector};
 use executor::Executor;
@@ -192,6 +193,8 @@ pub struct RedisStore {
     late: Arc<LateAnswers>,
     deadline: Duration,
     warnings: Vec<String>,
+    /// The number of reservations that this node has ended because they expired.
+    expired: Arc<AtomicU64>,
     /// Ends the search for expired reservations when it is dropped.
     _open: Arc<()>,
 }
@@ -215,9 +218,10 @@ impl RedisStore {
         servers.time().await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
         let (executor, open) = (Executor::new(servers, Samples::new(options.compared)), Arc::new(()));
         let is_open = Arc::downgrade(&open);
-        sweep::start(executor.clone(), move || is_open.strong_count() > 0);
+        let expired = Arc::new(AtomicU64::new(0));
+        sweep::start(executor.clone(), Arc::clone(&expired), move || is_open.strong_count() > 0);
         let nodes = Nodes::start(executor.servers.clone(), options.secrets()).await;
-        Ok(Self { executor, nodes, late: Arc::default(), deadline: options.deadline, warnings, _open: open })
+        Ok(Self { executor, nodes, late: Arc::default(), deadline: options.deadline, warnings, expired, _open: open })
     }
 
     /// Returns what an operator should change about the server, such as an eviction policy that drops keys which still count.
@@ -360,6 +364,10 @@ impl Store for RedisStore {
 
     fn differences(&self) -> u64 {
         self.executor.samples.differences()
+    }
+
+    fn numbers(&self) -> StoreNumbers {
+        StoreNumbers { keys: None, expired_reservations: self.expired.load(Ordering::Relaxed) }
     }
 }
 

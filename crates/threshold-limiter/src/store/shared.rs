@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     Answer, Command, Digest, Durability, ImmediateStore, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store,
-    StoreError, Timestamp,
+    StoreError, StoreNumbers, Timestamp,
 };
 
 impl<S: Store> Store for Arc<S> {
@@ -78,6 +78,10 @@ impl<S: Store> Store for Arc<S> {
 
     fn durability(&self) -> Option<Durability> {
         S::durability(self)
+    }
+
+    fn numbers(&self) -> StoreNumbers {
+        S::numbers(self)
     }
 }
 

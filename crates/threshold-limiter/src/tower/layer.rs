@@ -242,6 +242,12 @@ impl ThresholdLayer {
         Arc::make_mut(&mut self.door).pool = Pool::new(max);
         self
     }
+
+    /// Returns the permits of requests that are delayed.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.door.pool)
+    }
 }
 
 impl<S> Layer<S> for ThresholdLayer {

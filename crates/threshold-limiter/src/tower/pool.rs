@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A bounded number of permits.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(crate) struct Pool {
     max: usize,
     used: AtomicUsize,
 }
@@ -17,6 +17,12 @@ pub(super) struct Permit(Arc<Pool>);
 impl Pool {
     pub(super) fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { max, used: AtomicUsize::new(0) })
+    }
+
+    /// Returns how many permits are taken.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
     }
 
     /// Takes a permit, if one is left.

@@ -77,6 +77,9 @@ impl Records for OpenRecords<'_> {
         }
         let reservations = self.reservations();
         let expired = reservations.take_expired(now);
+        if expired.as_ref().is_some_and(Reservation::is_open) {
+            store.expired.fetch_add(1, Ordering::Relaxed);
+        }
         store.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
         Ok(expired)
     }

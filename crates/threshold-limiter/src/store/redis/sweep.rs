@@ -1,6 +1,7 @@
 //! The search for reservations that have expired and give back their charges. Every node does it twice a second.
 
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ::redis::{Cmd, Value};
@@ -21,11 +22,12 @@ const PAUSE: Duration = Duration::from_millis(500);
 const MAX_SWEPT: usize = 64;
 
 /// Ends reservations that have expired, until `is_open` returns false.
-pub(super) fn start(executor: Executor, is_open: impl Fn() -> bool + Send + 'static) {
+pub(super) fn start(executor: Executor, expired: Arc<AtomicU64>, is_open: impl Fn() -> bool + Send + 'static) {
     tokio::spawn(async move {
         while is_open() {
             // While a server is away there is nothing to end. It is tried again after the pause.
-            let _ = release_expired(&executor).await;
+            let ended = release_expired(&executor).await.unwrap_or(0);
+            expired.fetch_add(u64::try_from(ended).unwrap_or(0), Ordering::Relaxed);
             tokio::time::sleep(jittered(PAUSE)).await;
         }
     });

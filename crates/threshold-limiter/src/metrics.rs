@@ -1,0 +1,204 @@
+//! Metrics of limiters for Prometheus, as OpenMetrics text.
+//!
+//! Labels come from the policy and from fixed lists, never from a request, so that no caller can add a series.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! use threshold_limiter::metrics::Metrics;
+//! use threshold_limiter::{Facts, Limiter, Policy};
+//!
+//! let metrics = Metrics::new();
+//! let policy = Policy::parse("[[rule]]\nname = 'posts'\nper = ['user']\nlimit = '1/h'", &|_| None)?;
+//! let limiter = Arc::new(Limiter::builder(policy).observer(metrics.observer()).build());
+//! metrics.watch(&limiter);
+//! limiter.check(&Facts { user: Some("u1"), ..Facts::default() })?;
+//! assert!(metrics.text().contains(r#"threshold_decisions_total{layer="user",rule="posts",verdict="allow"} 1"#));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod encode;
+mod shards;
+mod watched;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use prometheus_client::registry::Registry;
+use threshold_core::policy::{Layer, Policy, TokenError};
+use threshold_core::{Decision, Verdict};
+
+use crate::observer::{
+    ObservedDecision, ObservedOperation, Observer, Operation, OperationResult, Refused, TokenRefused,
+};
+use shards::{RuleCounts, Shard, Shards, own_shard};
+use watched::Watched;
+
+/// The metrics of one or more limiters. A clone refers to the same counters.
+#[derive(Debug, Clone, Default)]
+pub struct Metrics(Arc<Counts>);
+
+impl Metrics {
+    /// Creates metrics that are all zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns the observer that counts, for [`LimiterBuilder::observer`](crate::LimiterBuilder::observer).
+    #[must_use]
+    pub fn observer(&self) -> Arc<dyn Observer> {
+        Arc::<Counts>::clone(&self.0)
+    }
+
+    /// Adds the metrics to a registry of your own. Their names begin with `threshold_`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(Arc::clone(&self.0)));
+    }
+
+    /// Returns all metrics as OpenMetrics text, of the media type `application/openmetrics-text; version=1.0.0; charset=utf-8`.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut registry = Registry::default();
+        self.register(&mut registry);
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
+        text
+    }
+}
+
+/// The counters, which are updated as an observer.
+#[derive(Default)]
+struct Counts {
+    shards: Shards,
+    refused: AtomicU64,
+    tokens_refused: [AtomicU64; TokenError::ALL.len()],
+    returns_lost: AtomicU64,
+    /// The counts of the policy in force, looked up once for each generation.
+    series: ArcSwap<Series>,
+    /// The same counts by layer and rule, in the order in which they are written.
+    rules: Mutex<BTreeMap<(&'static str, String), Arc<RuleCounts>>>,
+    watched: Watched,
+}
+
+/// The counts of one policy's decisions.
+#[derive(Debug, Default)]
+struct Series {
+    /// `None` before the first decision.
+    generation: Option<u64>,
+    /// By the rule's index in the policy.
+    rules: Vec<(Layer, Arc<RuleCounts>)>,
+    /// For decisions without a binding rule: allow-listed, banned by an operator, or matched by no rule.
+    unbound: Arc<RuleCounts>,
+}
+
+impl Observer for Counts {
+    fn decided(&self, observed: &ObservedDecision<'_>) {
+        let &ObservedDecision { operation, decision, policy, elapsed, in_store, .. } = observed;
+        let thread = own_shard();
+        let Some(shard) = self.shards.own(thread) else { return };
+        let result = if decision.allowed() { OperationResult::Done } else { OperationResult::Denied };
+        shard.count_operation(operation, result);
+        // Nothing was asked of the store for a request that a list allows or bans.
+        if !in_store.is_zero() {
+            shard.store.observe(in_store);
+        }
+        // A peek stops nobody.
+        if operation == Operation::Peek {
+            return;
+        }
+        shard.decision.observe(elapsed);
+        let mut series = self.series.load();
+        // Looking up a series by its name takes a lock. It is done once for each policy, not for each decision.
+        if series.generation != Some(policy.generation()) {
+            self.renew_series(policy);
+            series = self.series.load();
+        }
+        let bound = decision.bound_by().and_then(|reading| series.rules.get(reading.rule()));
+        bound.map_or(&series.unbound, |(_, counts)| counts).count(thread, decision.verdict);
+        if decision.verdict != Verdict::Allow || decision.degraded.is_some() {
+            count_unusual(shard, bound.map(|(layer, _)| *layer), decision);
+        }
+    }
+
+    fn performed(&self, performed: &ObservedOperation) {
+        let Some(shard) = self.shards.own(own_shard()) else { return };
+        shard.count_operation(performed.operation, performed.result);
+        shard.store.observe(performed.elapsed);
+        if let OperationResult::Failed(_) = performed.result {
+            shard.store_errors.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn refused(&self, _: Refused<'_>, _: &Policy) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn token_refused(&self, refused: TokenRefused, _: &Policy) {
+        let place = TokenError::ALL.iter().position(|own| *own == refused.reason);
+        if let Some(counter) = place.and_then(|place| self.tokens_refused.get(place)) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn return_lost(&self) {
+        self.returns_lost.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts what only some decisions have. Out of the way of the others.
+#[inline(never)]
+fn count_unusual(shard: &Shard, layer: Option<Layer>, decision: &Decision) {
+    // By layer as well, so that an alert on blocks needs no list of the policy's rules.
+    if !decision.allowed() {
+        shard.count_block(layer);
+    }
+    if decision.verdict == Verdict::Warn {
+        shard.warnings.fetch_add(1, Ordering::Relaxed);
+    }
+    if decision.escalations.iter().any(|strike| strike.banned_until.is_some()) {
+        shard.bans.fetch_add(1, Ordering::Relaxed);
+    }
+    if let Some(reason) = decision.degraded {
+        shard.count_degraded(reason);
+    }
+}
+
+impl Counts {
+    /// Replaces the series by those of another policy. Series of rules that it does not have are removed: otherwise each reload
+    /// with new names would add some.
+    #[cold]
+    fn renew_series(&self, policy: &Policy) {
+        let mut rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.series.load().generation;
+        let mut counts =
+            |layer: &'static str, rule: &str| Arc::clone(rules.entry((layer, rule.to_owned())).or_default());
+        let series = Series {
+            generation: Some(policy.generation()),
+            unbound: counts("none", ""),
+            rules: policy.rules().iter().map(|rule| (rule.layer, counts(rule.layer.name(), &rule.name))).collect(),
+        };
+        self.series.store(Arc::new(series));
+        // A request that was decided under the old policy may be counted after the reload. It must not remove the new policy's
+        // series.
+        if before.is_some_and(|before| before > policy.generation()) {
+            return;
+        }
+        let stays = |layer: &str, name: &str| {
+            layer == "none" || policy.rules().iter().any(|rule| (rule.layer.name(), &*rule.name) == (layer, name))
+        };
+        rules.retain(|(layer, name), _| stays(layer, name));
+    }
+}
+
+impl fmt::Debug for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counts").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+use std::time::Duration;
+
+use threshold_core::decision::Degraded;
+use threshold_core::{Decision, Facts, Span, Timestamp};
+
+use super::*;
+use crate::ManualClock;
+use crate::store::StoreError;
+
+const POLICY: &str = "[[rule]]\nname = 'posts'\nper = ['user']\nlimit = '2/h'\nalgorithm = 'fixed-window'";
+
+fn policy(text: &str) -> Policy {
+    Policy::parse(text, &|_| None).unwrap()
+}
+
+#[track_caller]
+fn has(metrics: &Metrics, lines: &[&str]) {
+    let text = metrics.text();
+    for line in lines {
+        assert!(text.lines().any(|own| own == *line), "{line} is missing:\n{text}");
+    }
+}
+
+fn operation(operation: Operation, result: OperationResult, elapsed: Duration) -> ObservedOperation {
+    ObservedOperation { operation, at: Timestamp::EPOCH, subject: None, result, elapsed }
+}
+
+#[test]
+fn every_reason_and_every_operation_has_a_series_from_the_start() {
+    let metrics = Metrics::new();
+    let text = metrics.text();
+    for reason in ["store_timeout", "store_error", "store_full", "too_many_rules", "journal", "shared_budget"] {
+        let line = format!("threshold_degraded_total{{reason=\"{reason}\"}} 0");
+        assert!(text.lines().any(|own| own == line), "{line}\n{text}");
+    }
+    for operation in Operation::ALL {
+        for result in shards::RESULTS {
+            let line = format!(r#"threshold_operations_total{{operation="{}",result="{result}"}} 0"#, operation.name());
+            assert!(text.lines().any(|own| own == line), "{line}\n{text}");
+        }
+    }
+    has(&metrics, &[r#"threshold_tokens_refused_total{reason="expired"} 0"#, "threshold_store_errors_total 0"]);
+    let limiter = Arc::new(crate::Limiter::new(policy(POLICY)));
+    metrics.watch(&limiter);
+    has(
+        &metrics,
+        &[
+            r#"threshold_decisions_total{layer="user",rule="posts",verdict="ban"} 0"#,
+            r#"threshold_decisions_total{layer="none",rule="",verdict="allow"} 0"#,
+            r#"threshold_blocks_total{layer="user"} 0"#,
+            r#"threshold_expired_total{kind="ban"} 0"#,
+            "threshold_keys 0",
+        ],
+    );
+}
+
+/// Woken by counting peeks as decisions, or blocks without their layer.
+#[test]
+fn a_peek_is_an_operation_and_neither_a_decision_nor_a_block() {
+    let metrics = Metrics::new();
+    let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+    let builder = crate::Limiter::builder(policy(POLICY)).clock(Arc::clone(&clock)).observer(metrics.observer());
+    let limiter = Arc::new(builder.build());
+    metrics.watch(&limiter);
+    let facts = Facts { user: Some("u1"), ..Facts::default() };
+    for _ in 0..3 {
+        let _ = limiter.check(&facts).unwrap();
+    }
+    for _ in 0..4 {
+        assert!(!limiter.peek(&facts).unwrap().allowed());
+    }
+    has(
+        &metrics,
+        &[
+            r#"threshold_decisions_total{layer="user",rule="posts",verdict="allow"} 2"#,
+            r#"threshold_decisions_total{layer="user",rule="posts",verdict="deny"} 1"#,
+            r#"threshold_blocks_total{layer="user"} 1"#,
+            r#"threshold_operations_total{operation="check",result="done"} 2"#,
+            r#"threshold_operations_total{operation="check",result="denied"} 1"#,
+            r#"threshold_operations_total{operation="peek",result="denied"} 4"#,
+            "threshold_decision_seconds_count 3",
+            "threshold_keys 1",
+        ],
+    );
+    drop(limiter);
+    assert!(!metrics.text().contains("threshold_keys "), "metrics keep no limiter alive");
+}
+
+#[test]
+fn times_and_errors_of_decisions_and_operations_are_counted() {
+    let metrics = Metrics::new();
+    let (policy, facts) = (policy(POLICY), Facts::default());
+    let mut decision = Decision::default();
+    let observer = metrics.observer();
+    for degraded in [None, Some(Degraded::Timeout), Some(Degraded::Journal)] {
+        decision.degraded = degraded;
+        let observed = ObservedDecision::new(&facts, &decision, &policy);
+        observer.decided(&ObservedDecision {
+            elapsed: Duration::from_micros(3),
+            in_store: Duration::from_micros(2),
+            ..observed
+        });
+    }
+    observer.performed(&operation(Operation::Refund, OperationResult::Done, Duration::from_millis(5)));
+    let failed = OperationResult::Failed(StoreError::Timeout);
+    observer.performed(&operation(Operation::Refund, failed, Duration::from_secs(20)));
+    has(
+        &metrics,
+        &[
+            r#"threshold_degraded_total{reason="store_timeout"} 1"#,
+            r#"threshold_degraded_total{reason="journal"} 1"#,
+            "threshold_store_errors_total 2",
+            r#"threshold_operations_total{operation="refund",result="failed"} 1"#,
+            "threshold_decision_seconds_count 3",
+            r#"threshold_decision_seconds_bucket{le="0.000002048"} 0"#,
+            r#"threshold_decision_seconds_bucket{le="0.000004096"} 3"#,
+            r#"threshold_decision_seconds_bucket{le="+Inf"} 3"#,
+            "threshold_store_seconds_count 5",
+            r#"threshold_store_seconds_bucket{le="0.000002048"} 3"#,
+            r#"threshold_store_seconds_bucket{le="17.179869184"} 4"#,
+            r#"threshold_store_seconds_bucket{le="+Inf"} 5"#,
+            "threshold_store_seconds_sum 20.005006",
+        ],
+    );
+}
+
+/// Fails without the `retain` in `renew_series`.
+#[test]
+fn there_are_only_series_of_the_policy_in_force_however_often_it_is_reloaded() {
+    let metrics = Metrics::new();
+    let series = || metrics.text().lines().filter(|line| line.starts_with("threshold_decisions_total{")).count();
+    for generation in 1..=100 {
+        let text = format!(
+            "[[rule]]\nname = 'stays'\nper = ['user']\nlimit = '1/h'\n\
+             [[rule]]\nname = 'rule {generation}'\nper = ['user']\nlimit = '1/h'"
+        );
+        let policy = policy(&text).with_generation(generation);
+        metrics.observer().decided(&ObservedDecision::new(&Facts::default(), &Decision::default(), &policy));
+        // Two rules, and the decisions without a binding rule.
+        assert_eq!(series(), 3 * shards::VERDICTS.len(), "after {generation} policies");
+    }
+    let text = metrics.text();
+    assert!(text.contains(r#"rule="rule 100""#) && !text.contains(r#"rule="rule 99""#));
+    let allowed = text.lines().find(|line| line.contains(r#"layer="none""#) && line.contains("allow"));
+    assert!(allowed.is_some_and(|line| line.ends_with(" 100")), "a series that stays keeps its count: {allowed:?}");
+}
+
+#[test]
+fn threads_count_exactly() {
+    let metrics = Metrics::new();
+    let policy = policy(POLICY);
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            let (observer, policy) = (metrics.observer(), &policy);
+            scope.spawn(move || {
+                for _ in 0..1_000 {
+                    observer.decided(&ObservedDecision::new(&Facts::default(), &Decision::default(), policy));
+                }
+            });
+        }
+    });
+    has(
+        &metrics,
+        &[
+            r#"threshold_decisions_total{layer="none",rule="",verdict="allow"} 10000"#,
+            r#"threshold_operations_total{operation="check",result="done"} 10000"#,
+            "threshold_decision_seconds_count 10000",
+        ],
+    );
+}
+
+#[test]
+fn what_ends_by_time_is_counted() {
+    let metrics = Metrics::new();
+    let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+    let limiter = Arc::new(crate::Limiter::builder(policy(POLICY)).clock(Arc::clone(&clock)).build());
+    metrics.watch(&limiter);
+    let facts = Facts { user: Some("u1"), ..Facts::default() };
+    for _ in 0..2 {
+        let reserved = limiter.reserve(&facts, Duration::from_secs(60), crate::OnExpire::Release).unwrap();
+        assert!(reserved.reservation.is_some());
+    }
+    clock.advance(Span::HOUR);
+    let _ = limiter.check(&facts).unwrap();
+    has(&metrics, &[r#"threshold_expired_total{kind="reservation"} 2"#]);
+}
