@@ -168,15 +168,20 @@ impl Event {
         policy: &Policy,
         id: impl FnOnce() -> EventId,
     ) -> Option<Self> {
+        let is_recorded = !decision.allowed() || decision.verdict == Verdict::Warn || !decision.escalations.is_empty();
+        is_recorded.then(|| Self::from_any_decision(decision, facts, policy, id()))
+    }
+
+    /// Returns the event of any decision, as [`from_decision`](Self::from_decision) does. A host may record some of the allowed
+    /// requests, to explain them later.
+    #[must_use]
+    pub fn from_any_decision(decision: &Decision, facts: &Facts<'_>, policy: &Policy, id: EventId) -> Self {
         let harshest = decision.escalations.iter().max_by_key(|strike| (strike.banned_until, strike.strikes));
-        if decision.allowed() && decision.verdict != Verdict::Warn && harshest.is_none() {
-            return None;
-        }
         let names = Names { caller: Caller::new(facts, policy), policy };
         let rule = decision.rule(policy);
         let layer = decision.penalty.or_else(|| rule.map(|rule| rule.layer));
-        Some(Self {
-            id: id(),
+        Self {
+            id,
             at: in_millis(decision.at),
             layer,
             blocked: !decision.allowed(),
@@ -190,7 +195,7 @@ impl Event {
             strike: harshest.and_then(|strike| names.strike(strike, decision)),
             trace: decision.trace,
             limits: EventLimit::all(decision, &names),
-        })
+        }
     }
 
     /// Returns whether another event differs only in its id, time, number, trace id and the figures of its limits, so that both can be recorded

@@ -20,13 +20,13 @@
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use threshold_core::event::EventId;
 use threshold_core::policy::Layer;
-use threshold_core::{Event, Verdict};
+use threshold_core::{Event, TraceId, Verdict};
 
 use crate::observer::{ObservedDecision, Observer, Operation};
 use crate::random_id;
@@ -39,7 +39,8 @@ use crate::random_id;
 pub fn queue(capacity: usize) -> (EventSender, EventReceiver) {
     let (sender, receiver) = sync_channel(capacity);
     let overflow = Arc::<Overflow>::default();
-    (EventSender { sender, overflow: Arc::clone(&overflow) }, EventReceiver { receiver, overflow })
+    let sender = EventSender { sender, overflow: Arc::clone(&overflow), allowed: Arc::default() };
+    (sender, EventReceiver { receiver, overflow })
 }
 
 /// Puts the events of a limiter's decisions into a queue. It never waits.
@@ -47,9 +48,24 @@ pub fn queue(capacity: usize) -> (EventSender, EventReceiver) {
 pub struct EventSender {
     sender: SyncSender<Event>,
     overflow: Arc<Overflow>,
+    /// One in so many allowed requests is recorded; 0 for none.
+    allowed: Arc<AtomicU32>,
 }
 
 impl EventSender {
+    /// From now on, records one in `every` allowed requests too, so that some of them can be explained later; none if it is 0. They
+    /// are chosen by their trace ids.
+    pub fn record_allowed(&self, every: u32) {
+        self.allowed.store(every, Ordering::Relaxed);
+    }
+
+    fn records(&self, trace: TraceId) -> bool {
+        let every = self.allowed.load(Ordering::Relaxed);
+        // Multiplied, because a client may send ids that differ in some of their digits only.
+        let spread = || trace.to_u128().wrapping_mul(0x2545_f491_4f6c_dd1d_9e37_79b9_7f4a_7c15) >> 64;
+        every > 0 && spread().checked_rem(every.into()) == Some(0)
+    }
+
     /// Adds an event.
     pub fn send(&self, event: Event) {
         match self.sender.try_send(event) {
@@ -75,6 +91,8 @@ impl Observer for EventSender {
         let id = || EventId::new(random_id().to_u128().to_be_bytes());
         if let Some(event) = Event::from_decision(decision, facts, policy, id) {
             self.send(event);
+        } else if self.records(decision.trace) {
+            self.send(Event::from_any_decision(decision, facts, policy, id()));
         }
     }
 }
@@ -178,6 +196,30 @@ mod tests {
         assert_eq!(receiver.take(10, Duration::ZERO), []);
         sender.send(denial("edge", 7));
         assert_eq!(receiver.take(10, Duration::ZERO).len(), 1, "there is room again");
+    }
+
+    /// Woken by recording every allowed request, or none.
+    #[test]
+    fn one_in_so_many_allowed_requests_is_recorded() {
+        let policy = threshold_core::Policy::builder().build().unwrap();
+        let recorded = |every, operation| {
+            let (sender, mut receiver) = queue(10_000);
+            sender.record_allowed(every);
+            for trace in 0..10_000_u128 {
+                let facts = threshold_core::Facts { trace: TraceId::from_u128(trace << 64), ..Default::default() };
+                let mut decision = threshold_core::Decision::default();
+                decision.trace = facts.trace;
+                let observed = ObservedDecision::new(&facts, &decision, &policy);
+                sender.decided(&ObservedDecision { operation, ..observed });
+            }
+            receiver.take(usize::MAX, Duration::ZERO)
+        };
+        assert_eq!(recorded(0, Operation::Check), []);
+        assert_eq!(recorded(1, Operation::Check).len(), 10_000);
+        assert_eq!(recorded(1, Operation::Peek), []);
+        let some = recorded(100, Operation::Check);
+        assert!((50..200).contains(&some.len()), "{}", some.len());
+        assert!(some.iter().all(|event| !event.blocked && event.verdict == Verdict::Allow));
     }
 
     #[test]

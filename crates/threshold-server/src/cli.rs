@@ -126,6 +126,9 @@ pub(crate) struct ServeArgs {
     /// The most room that events take, in MiB; the oldest are deleted first
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub(crate) events_size: u32,
+    /// Record one in N allowed requests too; none by default. Denials, warnings and strikes are always recorded
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) events_sample: u32,
     /// The certificate chain, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,

@@ -117,6 +117,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         // After the listeners, the store and the journal: scripts take this output as the sign that the server is up.
         banner.announce()?;
         let events = events(args, desk.now());
+        desk.events.sender.record_allowed(args.events_sample);
         let app = Arc::new(App::with_events(desk, tokens, bounds, events));
         maintenance::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
