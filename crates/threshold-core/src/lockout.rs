@@ -166,6 +166,14 @@ pub struct Attempt {
     pub(crate) address_at: Timestamp,
 }
 
+impl Attempt {
+    /// Returns whether it came from a device that is known for the account.
+    #[must_use]
+    pub const fn is_from_known_device(&self) -> bool {
+        self.device != 0
+    }
+}
+
 /// The result of a login, as it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a result can lock the account or make a device known"]

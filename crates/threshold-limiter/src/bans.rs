@@ -245,7 +245,8 @@ impl BanList {
     }
 
     /// Returns the number of bans, with those that have ended since the last [`sweep`](Self::sweep).
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn count(&self) -> usize {
         self.read().by_id.len()
     }
 

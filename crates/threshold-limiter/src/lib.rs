@@ -41,6 +41,7 @@
 //! | `jwt` | users, tenants and tiers from the claims of bearer tokens |
 //! | `metrics` | counters, histograms and gauges for Prometheus: `metrics::Metrics` |
 
+pub mod active_penalties;
 #[cfg(feature = "api")]
 pub mod api;
 pub mod bans;
@@ -70,6 +71,7 @@ pub mod token;
 #[cfg(feature = "tower")]
 pub mod tower;
 
+pub use active_penalties::{ActivePenalties, PenaltyCounts};
 pub use bans::BanList;
 #[cfg(feature = "memory")]
 pub use clock::SystemClock;

@@ -5,6 +5,7 @@ use crate::key::{Digest, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::policy::{CostOf, Disclosure, Layer, Mode, Rule};
+use crate::time::Span;
 
 /// A rule that a request meets, with what it asks for. Each has one reading in the decision.
 ///
@@ -99,6 +100,12 @@ impl Subject<'_> {
     #[must_use]
     pub fn key(&self) -> Digest {
         self.key
+    }
+
+    /// Returns how long after the last strike its strikes are forgotten.
+    #[must_use]
+    pub fn decay(&self) -> Span {
+        self.ladder.decay
     }
 
     /// Returns the kind of identity.

@@ -219,7 +219,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 _ => {}
             }
         }
-        added <= removed || self.bans.len().saturating_add(added).saturating_sub(removed) <= MAX_BANS
+        added <= removed || self.bans.count().saturating_add(added).saturating_sub(removed) <= MAX_BANS
     }
 
     /// Applies the bans and settings that other nodes have changed since the last call; the first call applies all of them.

@@ -155,6 +155,15 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.perform(Operation::LoginResult, attempt.account, self.end_login(login, attempt, success, now)).await
     }
 
+    /// Verifies and decodes the token of an attempt.
+    ///
+    /// # Errors
+    /// Returns [`LoginError::NotOurs`] if this limiter did not issue it.
+    pub fn read_attempt(&self, attempt: &str) -> Result<Attempt, LoginError> {
+        let attempt = Attempt::from_token(attempt, &self.secrets).map_err(|_| LoginError::NotOurs)?;
+        Ok(self.present_attempt(attempt))
+    }
+
     async fn end_login(
         &self,
         login: &Login,
@@ -225,8 +234,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     fn ended<'p>(&self, policy: &'p Policy, attempt: &str) -> Result<(&'p Login, Attempt, Timestamp), LoginError> {
         let login = policy.login().ok_or(LoginError::NoLogin)?;
-        let attempt = Attempt::from_token(attempt, &self.secrets).map_err(|_| LoginError::NotOurs)?;
-        Ok((login, self.present_attempt(attempt), self.time()))
+        Ok((login, self.read_attempt(attempt)?, self.time()))
     }
 
     /// Returns the account with this name; `None` if nothing is stored of it.
