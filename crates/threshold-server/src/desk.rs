@@ -4,8 +4,11 @@
 mod audit;
 mod ban_sets;
 mod explained;
+mod logins;
 mod lookups;
 mod operations;
+#[cfg(test)]
+mod penalty_tests;
 mod persistence;
 mod requests;
 mod settings;
@@ -13,7 +16,6 @@ mod subjects;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,24 +30,20 @@ use threshold_limiter::limiter::{LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{AnyStore, EndError, Store as _, StoreError};
 use threshold_limiter::tower::ThresholdLayer;
-use threshold_limiter::{
-    Attempted, Clock, LimitDecision, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy, Reserved,
-};
+use threshold_limiter::{ActivePenalties, Clock, LimitDecision, Limiter, PenaltyCounts, Reserved};
 
 use crate::log::{self, DenialLog, LogSampler};
 use crate::metrics::Metrics;
 use crate::signals::EventQueue;
 pub(crate) use ban_sets::{ImportedSet, NewBanSet, NewEnd, NewSetBan};
 pub(crate) use explained::PenaltyCause;
+use logins::LoginLog;
 pub(crate) use lookups::Lock;
 pub(crate) use operations::{NewBan, OperationError};
 pub(crate) use persistence::{JournalLocation, OpenDesk};
 pub(crate) use requests::{ANSWER_LIFETIME, BeginOutcome, BegunRequest, SharedRequests};
 pub(crate) use settings::NewSetting;
 pub(crate) use subjects::{BudgetState, LadderState, Subject, Target};
-
-/// How long the result of a login waits for the disk before it is answered with an error.
-const RESULT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The server's limiter, on any store and clock.
 type ServerLimiter = Limiter<AnyStore, Arc<dyn Clock>>;
@@ -61,8 +59,8 @@ pub(crate) struct Desk {
     limiter: Arc<ServerLimiter>,
     /// Logs denials, and counts those that it leaves out.
     denials: Arc<DenialLog>,
-    /// Samples the login events in the log.
-    logins: LogSampler,
+    /// Logs logins that were refused, and accounts that were locked.
+    logins: LoginLog,
     /// Samples the pauses in the audit.
     pauses: LogSampler,
     /// Held during an operator's change, so that the audit has changes in the order in which they were made.
@@ -74,6 +72,8 @@ pub(crate) struct Desk {
     pub(crate) metrics: Metrics,
     /// The events of all decisions, until they are counted.
     pub(crate) events: Arc<EventQueue>,
+    /// Counts the penalties in force.
+    penalties: Arc<ActivePenalties>,
     /// `None` with `--no-db`.
     journal: Option<Arc<Journal>>,
 }
@@ -113,7 +113,9 @@ impl Desk {
         let denials = Arc::<DenialLog>::default();
         let observer = Arc::<DenialLog>::clone(&denials);
         let events = Arc::<EventQueue>::default();
-        let builder = builder.observer(observer).observer(metrics.observer());
+        let penalties = Arc::<ActivePenalties>::default();
+        let counted = Arc::<ActivePenalties>::clone(&penalties);
+        let builder = builder.observer(observer).observer(metrics.observer()).observer(counted);
         let limiter = Arc::new(builder.observer(Arc::new(events.sender.clone())).build());
         metrics.limiter.watch(&limiter);
         if let Some(journal) = &journal {
@@ -122,13 +124,14 @@ impl Desk {
         Self {
             limiter,
             denials,
-            logins: LogSampler::default(),
+            logins: LoginLog::default(),
             pauses: LogSampler::default(),
             operations: tokio::sync::Mutex::default(),
             import_turn: tokio::sync::Mutex::default(),
             following: tokio::sync::Mutex::default(),
             metrics,
             events,
+            penalties,
             journal,
         }
     }
@@ -180,6 +183,14 @@ impl Desk {
     /// Returns how many charges of requests that were admitted without the store were not kept for its return.
     pub(crate) fn charges_lost(&self) -> u64 {
         self.limiter.lost_charges()
+    }
+
+    /// Returns how many bans are in force, by operators and by ladders, and how many shadow bans and locks. Bans of operators that have
+    /// ended are counted for a minute at most, until they are removed.
+    pub(crate) fn active_penalties(&self) -> PenaltyCounts {
+        let mut counts = self.penalties.count(self.now());
+        counts.bans = counts.bans.saturating_add(self.limiter.bans().count() as u64);
+        counts
     }
 
     /// Returns the time of the limiter's clock.
@@ -284,36 +295,6 @@ impl Desk {
         self.limiter.check_limit(key, limit, cost).await
     }
 
-    /// Decides whether the secret of a login may be checked.
-    pub(crate) async fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
-        let attempted = self.limiter.login_attempt_async(request).await?;
-        // Only the limit by address is logged here. The lock of an account is logged by `login_result`, with the
-        // failure that causes it.
-        if let (Attempted::Refused(refusal), Some(ip)) = (&attempted, request.ip)
-            && refusal.by == RefusedBy::Address
-        {
-            self.log_address_limit(ip);
-        }
-        Ok(attempted)
-    }
-
-    /// Records the result of a login, and waits until its changes are on disk; `None` if they are not in time.
-    pub(crate) async fn login_result(&self, attempt: &str, success: bool) -> Result<Option<LoginResult>, LoginError> {
-        let ended = self.limiter.login_result_async(attempt, success).await?;
-        if !success {
-            self.metrics.count_login_failure();
-        }
-        // A lock that a crash could undo must not be acknowledged: an attacker who makes the server crash would get
-        // new attempts.
-        if self.wait_until_saved(RESULT_TIMEOUT).await.is_err() {
-            return Ok(None);
-        }
-        if ended.lockout_remaining.is_some() {
-            self.log_lockout();
-        }
-        Ok(Some(ended))
-    }
-
     /// Removes bans that have ended.
     pub(crate) fn sweep_bans(&self) {
         self.limiter.bans().sweep(self.now());
@@ -323,24 +304,7 @@ impl Desk {
     /// come for hours. Without a time it does so for the present second too, before the process ends.
     pub(crate) fn report_left_out(&self, now: Option<Timestamp>) {
         self.denials.report_left_out(now);
-        if let Some(left_out) = self.logins.end_burst(now) {
-            tracing::warn!(left_out, "login events left out of the log");
-        }
-    }
-
-    /// Logs that an address has attempted too many logins.
-    fn log_address_limit(&self, ip: IpAddr) {
-        let policy = self.limiter.policy();
-        if let Some(left_out) = self.logins.sample(self.now()) {
-            tracing::warn!(ip = log::shown_address(ip, &policy), left_out, "auth_ip_rate_limit");
-        }
-    }
-
-    /// Logs that failures have locked an account.
-    fn log_lockout(&self) {
-        if let Some(left_out) = self.logins.sample(self.now()) {
-            tracing::warn!(left_out, "auth_user_lockout");
-        }
+        self.logins.report_left_out(now);
     }
 
     /// Waits until all changes so far are on disk. Without a journal it returns at once.

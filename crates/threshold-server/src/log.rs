@@ -9,9 +9,10 @@ use std::sync::Mutex;
 
 use threshold_core::decision::Reading;
 use threshold_core::path::normalize_method;
+use threshold_core::plan::{Subject, Verb};
 use threshold_core::policy::{Layer, LogMode, Policy, Rule};
 use threshold_core::{Decision, Facts, Timestamp};
-use threshold_limiter::{ObservedDecision, Observer, Refused, TokenRefused};
+use threshold_limiter::{ObservedDecision, Observer, Operation, Refused, TokenRefused};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -77,7 +78,12 @@ pub(crate) struct DenialLog {
     refused: LogSampler,
     /// Samples the JWTs that did not verify.
     tokens: LogSampler,
+    /// Samples the strikes.
+    escalations: LogSampler,
 }
+
+/// The name of a strike in the log.
+const ESCALATION: &str = "abuse_escalation";
 
 /// Selects which of many similar events are logged: the first ten of each second.
 #[derive(Debug, Default)]
@@ -91,8 +97,13 @@ struct CurrentSecond {
 }
 
 impl Observer for DenialLog {
-    fn decided(&self, &ObservedDecision { facts, decision, policy, .. }: &ObservedDecision<'_>) {
-        if !decision.allowed() {
+    fn decided(&self, observed: &ObservedDecision<'_>) {
+        let &ObservedDecision { operation, facts, decision, policy, .. } = observed;
+        if !decision.escalations.is_empty() {
+            self.log_strikes(observed);
+        }
+        // A peek stops nobody.
+        if !decision.allowed() && operation != Operation::Peek {
             self.log(facts, decision, policy);
         }
     }
@@ -127,6 +138,41 @@ impl DenialLog {
         }
         if let Some(left_out) = self.tokens.end_burst(now) {
             tracing::warn!(left_out, "JWTs left out of the log");
+        }
+        if let Some(left_out) = self.escalations.end_burst(now) {
+            tracing::warn!(event = ESCALATION, left_out, "lines left out of the log");
+        }
+    }
+
+    /// Logs each strike of a request, of which it adds at most one to a subject.
+    #[cold]
+    fn log_strikes(&self, &ObservedDecision { operation, facts, decision, policy, .. }: &ObservedDecision<'_>) {
+        // A record takes costs for which a check has no plan.
+        let verb = if operation == Operation::Record { Verb::Record } else { Verb::Check };
+        // The same facts under the same policy have the same subjects, in the same order.
+        let Ok(plan) = policy.plan_for(verb, facts) else { return };
+        let LoggedIdentity { ip, user, tenant } = LoggedIdentity::new(facts, policy);
+        for strike in decision.escalations.iter() {
+            let rule = plan.rule_of(strike.charge);
+            let layer = plan.subjects().get(strike.subject).map(Subject::layer);
+            let each = rule.is_some_and(|rule| rule.log == LogMode::Each);
+            let left_out = if each { Some(0) } else { self.escalations.sample(decision.at) };
+            let Some(left_out) = left_out else { continue };
+            let digest = subject_digest(layer, facts, policy);
+            tracing::warn!(
+                event = ESCALATION,
+                // A ladder may count by tenant or address, and requests may come without a user.
+                userId = user.as_deref().or(tenant.as_deref()).or(ip.as_deref()),
+                warnings = strike.strikes,
+                shadowBanned = strike.shadowed,
+                bannedUntil = strike.banned_until.map(Timestamp::secs_ceil),
+                layer = layer.map(Layer::name),
+                rule = rule.map(|rule| rule.name.as_ref()),
+                digest,
+                trace_id = %decision.trace,
+                left_out,
+                "{ESCALATION}"
+            );
         }
     }
 

@@ -142,6 +142,7 @@ impl Desk {
         {
             return Err(change.fail(error));
         }
+        self.penalties.forgive([id]);
         if is_by_operator && let Err(error) = self.limiter.change_control(ControlChange::Ban { id, ban: None }).await {
             return Err(change.fail(error));
         }
@@ -171,7 +172,12 @@ impl Desk {
             Target::Account(name) => self.limiter.pardon_account_async(name).await,
         };
         match forgiven {
-            Ok(()) => change.confirm(),
+            Ok(()) => {
+                if let Target::Subject(layer, key) = whom {
+                    self.penalties.forgive(self.policy().keys_of(layer, key).standings);
+                }
+                change.confirm();
+            }
             Err(LoginError::Store(error)) => return Err(change.fail(error)),
             Err(error) => {
                 // Every other error is about the name, and is returned before the store is asked.

@@ -59,6 +59,7 @@ impl Desk {
         let desk = Self::from_builder(builder, Some(Arc::clone(&journal)));
         // Applies the settings that were restored into the store, which is in memory and cannot fail.
         let _ = at_once(desk.apply_remote_changes());
+        desk.count_restored_penalties();
         // A weak reference, because the limiter's store holds the journal: a cycle would never be dropped.
         let limiter = Arc::downgrade(&desk.limiter);
         journal.with_rebuild_source(move || {
@@ -85,6 +86,16 @@ impl Desk {
         let journal = journal.map(|(journal, _)| Arc::new(journal));
         let builder = Limiter::builder(policy).store(store).clock(clock).secrets(secrets);
         Ok(OpenDesk { desk: Self::from_builder(builder, journal.clone()), journal, damage })
+    }
+
+    /// Counts the penalties that were restored from the journal.
+    fn count_restored_penalties(&self) {
+        let Some(store) = self.limiter.store().memory() else { return };
+        let (now, login) = (self.now(), self.policy().login().cloned());
+        store.each_standing(|key, standing| self.penalties.restore(key, standing, now));
+        if let Some(login) = login {
+            store.each_account(|key, account| self.penalties.lock(key, account.locked_until(&login, now)));
+        }
     }
 
     /// Saves the counters, so that the next start continues with them.

@@ -1,0 +1,195 @@
+//! Logins at the desk: attempts and results, their lines in the log, and the count of locked accounts.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use threshold_core::event::MAX_TEXT;
+use threshold_core::lockout::Attempt;
+use threshold_core::policy::Policy;
+use threshold_core::{Span, Timestamp, TraceId};
+use threshold_limiter::{Attempted, LoginError, LoginRequest, LoginResult, RefusedBy};
+
+use super::Desk;
+use super::subjects::shown_digest;
+use crate::log::{LogSampler, shown_address};
+
+/// How long the result of a login waits for the disk before it is answered with an error.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most attempts whose names are kept. One takes at most 450 bytes, and so all of them at most 7 MiB.
+const MAX_ATTEMPTS: usize = 1 << 14;
+/// How long an attempt may wait for its result.
+const ATTEMPT_LIFETIME: Span = Span::MINUTE;
+/// What is logged in place of an address that this node has not seen.
+const UNKNOWN: &str = "unknown";
+
+impl Desk {
+    /// Decides whether the secret of a login may be checked.
+    pub(crate) async fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
+        let attempted = self.limiter.login_attempt_async(request).await?;
+        match &attempted {
+            Attempted::Allowed(token) => {
+                if let Ok(attempt) = self.limiter.read_attempt(token) {
+                    self.logins.names.insert(attempt.id, CallerNames::new(request, &self.policy()), self.now());
+                }
+            }
+            // The lock of an account is logged with the failure that causes it, by `login_result`.
+            Attempted::Refused(refusal) if refusal.by == RefusedBy::Address => {
+                if let Some(ip) = request.ip {
+                    self.log_address_limit(ip);
+                }
+            }
+            Attempted::Refused(_) => {}
+        }
+        Ok(attempted)
+    }
+
+    /// Records the result of a login, and waits until its changes are on disk; `None` if they are not in time.
+    pub(crate) async fn login_result(&self, attempt: &str, success: bool) -> Result<Option<LoginResult>, LoginError> {
+        let ended = self.limiter.login_result_async(attempt, success).await?;
+        if !success {
+            self.metrics.count_login_failure();
+        }
+        if let Ok(attempt) = self.limiter.read_attempt(attempt) {
+            self.note_result(&attempt, &ended);
+        }
+        // A lock that a crash could undo must not be acknowledged: an attacker who makes the server crash would get
+        // new attempts.
+        if self.wait_until_saved(RESULT_TIMEOUT).await.is_err() {
+            return Ok(None);
+        }
+        Ok(Some(ended))
+    }
+
+    /// Counts and logs the lock of an account.
+    fn note_result(&self, attempt: &Attempt, ended: &LoginResult) {
+        let names = self.logins.names.remove(attempt.id);
+        // At the ceiling the lock has no end.
+        let is_locked = ended.lockout_remaining.is_some() || !(ended.success || ended.may_retry);
+        if let Some(account) = attempt.account.filter(|_| !attempt.is_from_known_device()) {
+            let end = || ended.lockout_remaining.map_or(Timestamp::MAX, |left| self.now().plus(left.into()));
+            self.penalties.lock(account, is_locked.then(end));
+        }
+        if is_locked {
+            self.log_lockout(attempt, names);
+        }
+    }
+
+    /// Logs that an address has attempted too many logins.
+    fn log_address_limit(&self, ip: IpAddr) {
+        if let Some(left_out) = self.logins.address_limits.sample(self.now()) {
+            let ip = shown_address(ip, &self.policy());
+            tracing::warn!(event = ADDRESS_LIMIT, ip, left_out, "{ADDRESS_LIMIT}");
+        }
+    }
+
+    /// Logs that failures have locked an account.
+    fn log_lockout(&self, attempt: &Attempt, names: Option<CallerNames>) {
+        let Some(left_out) = self.logins.lockouts.sample(self.now()) else { return };
+        let digest = attempt.account.map(shown_digest);
+        let CallerNames { username, ip } = names.unwrap_or_default();
+        let username = username.as_deref().or(digest.as_deref());
+        let ip = ip.map(|ip| shown_address(ip, &self.policy()));
+        let ip = ip.as_deref().unwrap_or(UNKNOWN);
+        tracing::warn!(event = LOCKOUT, username, ip, digest, left_out, "{LOCKOUT}");
+    }
+}
+
+const ADDRESS_LIMIT: &str = "auth_ip_rate_limit";
+const LOCKOUT: &str = "auth_user_lockout";
+
+/// What the log needs to write about logins.
+#[derive(Debug, Default)]
+pub(super) struct LoginLog {
+    address_limits: LogSampler,
+    lockouts: LogSampler,
+    names: AttemptNames,
+}
+
+impl LoginLog {
+    /// Logs how many lines were left out of bursts that are over at `now`, or of all without a time.
+    pub(super) fn report_left_out(&self, now: Option<Timestamp>) {
+        for (event, sampler) in [(ADDRESS_LIMIT, &self.address_limits), (LOCKOUT, &self.lockouts)] {
+            if let Some(left_out) = sampler.end_burst(now) {
+                tracing::warn!(event, left_out, "lines left out of the log");
+            }
+        }
+    }
+}
+
+/// The caller of an attempt. Its token holds digests only, and the result comes without names.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct CallerNames {
+    /// The account, if it may be logged; `None` where its digest is logged in place of it.
+    username: Option<Box<str>>,
+    ip: Option<IpAddr>,
+}
+
+impl CallerNames {
+    fn new(request: &LoginRequest<'_>, policy: &Policy) -> Self {
+        let identity = policy.identity();
+        let shows = identity.log_identifiers && !identity.secret_user;
+        let username = request.account.filter(|account| shows && account.len() <= MAX_TEXT);
+        Self { username: username.map(Into::into), ip: request.ip }
+    }
+}
+
+/// The callers of attempts that wait for their results.
+#[derive(Debug, Default)]
+struct AttemptNames(Mutex<Attempts>);
+
+#[derive(Debug, Default)]
+struct Attempts {
+    names: HashMap<TraceId, CallerNames>,
+    /// The attempts in the order in which they began, with those that have ended since.
+    began: VecDeque<(Timestamp, TraceId)>,
+}
+
+impl AttemptNames {
+    /// Keeps the names of an attempt. If there are too many, those of the oldest are dropped.
+    fn insert(&self, id: TraceId, names: CallerNames, now: Timestamp) {
+        let mut attempts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Attempts { names: kept, began } = &mut *attempts;
+        while let Some((at, oldest)) = began.front()
+            && (began.len() >= MAX_ATTEMPTS || now.since(*at) > ATTEMPT_LIFETIME)
+        {
+            kept.remove(oldest);
+            began.pop_front();
+        }
+        kept.insert(id, names);
+        began.push_back((now, id));
+    }
+
+    /// Removes and returns the names of an attempt.
+    fn remove(&self, id: TraceId) -> Option<CallerNames> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).names.remove(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+    fn named(name: &str) -> CallerNames {
+        CallerNames { username: Some(name.into()), ip: None }
+    }
+
+    /// Woken by leaving out either condition of the loop in `insert`.
+    #[test]
+    fn the_names_of_the_oldest_attempts_are_dropped_first_and_all_after_a_minute() {
+        let attempts = AttemptNames::default();
+        for number in 0..MAX_ATTEMPTS as u128 + 10 {
+            attempts.insert(TraceId::from_u128(number), named("u"), NOW);
+        }
+        let sizes = || attempts.0.lock().map(|attempts| (attempts.names.len(), attempts.began.len())).unwrap();
+        assert_eq!(sizes(), (MAX_ATTEMPTS, MAX_ATTEMPTS));
+        assert_eq!(attempts.remove(TraceId::from_u128(9)), None);
+        assert_eq!(attempts.remove(TraceId::from_u128(10)), Some(named("u")));
+        assert_eq!(attempts.remove(TraceId::from_u128(10)), None);
+        attempts.insert(TraceId::from_u128(1), named("v"), NOW.plus(ATTEMPT_LIFETIME).plus(Span::from_secs(1)));
+        assert_eq!(sizes(), (1, 1));
+    }
+}
