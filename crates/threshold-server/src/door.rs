@@ -19,6 +19,7 @@ mod request_ids;
 mod routes;
 #[cfg(test)]
 mod slow_clients;
+mod stats;
 #[cfg(test)]
 mod test_server;
 mod token_guesses;

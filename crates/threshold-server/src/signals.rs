@@ -5,6 +5,7 @@
 
 pub(crate) mod alerts;
 pub(crate) mod database;
+pub(crate) mod tops;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use threshold_limiter::events::{self, EventReceiver, EventSender};
 
 use alerts::AlertBook;
 use database::EventDatabase;
+use tops::Tops;
 
 /// The most events that wait. One has about a kilobyte.
 const QUEUE: usize = 8_192;
@@ -37,12 +39,13 @@ impl Default for EventQueue {
 pub(crate) struct Signals {
     queue: Arc<EventQueue>,
     pub(crate) alerts: Mutex<AlertBook>,
+    pub(crate) tops: Mutex<Tops>,
     pub(crate) database: EventDatabase,
 }
 
 impl Signals {
     pub(crate) fn new(queue: Arc<EventQueue>, database: EventDatabase) -> Self {
-        Self { queue, alerts: Mutex::default(), database }
+        Self { queue, alerts: Mutex::default(), tops: Mutex::default(), database }
     }
 
     /// Records events that another system reports.
@@ -61,6 +64,9 @@ impl Signals {
         if !events.is_empty() {
             self.database.insert(&events, now);
         }
+        let mut tops = lock(&self.tops);
+        events.iter().for_each(|event| tops.add(event, now));
+        drop(tops);
         let mut book = lock(&self.alerts);
         for event in &events {
             book.add(event, now);

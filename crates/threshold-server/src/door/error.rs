@@ -121,8 +121,11 @@ impl IntoResponse for ApiError {
             StatusCode::TOO_MANY_REQUESTS => {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static(super::token_guesses::RETRY_AFTER_SECS));
             }
-            // Memory for answers or for request ids is full, and is free again as soon as others are done.
-            StatusCode::SERVICE_UNAVAILABLE if matches!(self.body.code(), "busy" | "too_many_request_ids") => {
+            // Memory for answers or for request ids is full, and is free again as soon as others are done; or the store does not
+            // answer, such as for a login, which fails closed. What is in effect and not saved must not be sent again.
+            StatusCode::SERVICE_UNAVAILABLE
+                if matches!(self.body.code(), "busy" | "too_many_request_ids" | "unavailable") =>
+            {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
             // The rest of the body is not read, so the connection cannot be used for another request.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
+use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -418,5 +419,9 @@ fn ended(result: Result<(), EndError>) -> Result<Response, ApiError> {
 
 fn with_generation(mut response: Response, generation: u64) -> Response {
     response.headers_mut().insert(GENERATION, HeaderValue::from(generation));
+    // A rule that fails closed has denied it. The store may answer the next time.
+    if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
     response
 }

@@ -10,7 +10,7 @@ use axum::handler::Handler;
 use axum::routing::{self, MethodRouter};
 
 use super::openapi::{Operation, Schemas};
-use super::{App, Audience, admin, alerts, health, http, login, metrics};
+use super::{App, Audience, admin, alerts, health, http, login, metrics, stats};
 
 /// One method of one path.
 pub(super) struct Route {
@@ -33,7 +33,7 @@ pub(super) fn all() -> impl Iterator<Item = Route> {
 
 /// Returns the routes that are for operators alone.
 fn operators() -> impl Iterator<Item = Route> {
-    [admin::routes(), alerts::routes()].into_iter().flatten()
+    [admin::routes(), alerts::routes(), stats::routes()].into_iter().flatten()
 }
 
 /// Returns the routes of a listener. The health checks, the metrics and the OpenAPI document are for everyone; operators also

@@ -31,7 +31,7 @@ impl Store for DeadStore {
 /// Starts a server whose rule has this mode.
 fn server(mode: &str) -> TestServer {
     let rule = "[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/h'\n";
-    let policy = Policy::parse(&format!("{rule}on_store_error = '{mode}'"), &|_| None).unwrap();
+    let policy = Policy::parse(&format!("{rule}on_store_error = '{mode}'\n[login]\n"), &|_| None).unwrap();
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     TestServer::at(Desk::with_store(policy, AnyStore::other(DeadStore), clock))
 }
@@ -50,10 +50,12 @@ fn every_call_that_needs_the_store_describes_its_503() {
         ("/v1/commit", json!({"reservation": reservation})),
         ("/v1/release", json!({"reservation": reservation})),
         ("/v1/pause", json!({"layer": "user", "key": "u", "seconds": 60})),
+        ("/v1/login/attempt", json!({"account": "u", "ip": "203.0.113.7"})),
     ];
     for (path, body) in calls {
         let answer = server.client().send("POST", path, &[], &body.to_string()).unwrap();
         assert_eq!(answer.status, 503, "{path}: {}", answer.json());
+        assert_eq!(answer.header("retry-after"), Some("1"), "{path}");
         assert!(description["paths"][path]["post"]["responses"]["503"].is_object(), "{path}");
     }
 }
