@@ -121,7 +121,7 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) save_counters: bool,
     /// How long events are kept, in a file beside the journal; with --no-db in memory
-    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = span)]
+    #[arg(long, value_name = "TIME", default_value = "30day", value_parser = span)]
     pub(crate) events_keep: Span,
     /// The most room that events take, in MiB; the oldest are deleted first
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
