@@ -11,6 +11,7 @@ use threshold_core::path::is_method;
 
 use crate::door::HostName;
 use crate::serve::Address;
+use crate::signals::sinks::Lines;
 
 /// Decides, for every request, whether its caller may cross.
 #[derive(Debug, Parser)]
@@ -129,6 +130,12 @@ pub(crate) struct ServeArgs {
     /// Record one in N allowed requests too; none by default. Denials, warnings and strikes are always recorded
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) events_sample: u32,
+    /// Write events as lines of JSON too, to jsonl:FILE or stdout; may be repeated
+    #[arg(long, value_name = "SINK")]
+    pub(crate) events_to: Vec<Lines>,
+    /// Let webhooks connect to addresses of this machine and of private networks, also over http://
+    #[arg(long)]
+    pub(crate) allow_private_webhooks: bool,
     /// The certificate chain, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -168,6 +175,9 @@ for --http; --admin needs THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN for any 
 
 THRESHOLD_SECRET is the installation's secret, in place of the file beside the journal; THRESHOLD_SECRET_OLD is the previous \
 one, while the secret is rotated.
+
+THRESHOLD_ALERT_URL has the URLs that alerts are posted to, separated by spaces: https://…, slack+https://… or pagerduty+https://… with \
+THRESHOLD_PAGERDUTY_KEY. THRESHOLD_EVENTS_URL and THRESHOLD_EVENTS_TOKEN are for events. THRESHOLD_WEBHOOK_SECRET signs both.
 
 SIGHUP, or a change of the file, reloads the policy and the files of --tenants; an invalid one is reported, and the old one stays in force. SIGTERM stops \
 accepting connections, waits for requests in progress, and exits.";

@@ -48,6 +48,7 @@ use crate::log::LogSampler;
 use crate::serve::{ConnectionWatch, Tokens};
 #[cfg(test)]
 use crate::signals::database::Retention;
+use crate::signals::sinks::Sinks;
 use crate::signals::{Signals, database::EventDatabase};
 use answer_memory::AnswerMemory;
 pub(crate) use error::ApiError;
@@ -117,15 +118,20 @@ impl App {
     #[cfg(test)]
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
         let events = EventDatabase::open(None, Retention::default(), desk.now());
-        Self::with_events(desk, tokens, bounds, events)
+        Self::with_events(desk, tokens, bounds, (events, Sinks::default()))
     }
 
-    pub(crate) fn with_events(desk: Desk, tokens: Tokens, bounds: Bounds, events: EventDatabase) -> Self {
+    pub(crate) fn with_events(
+        desk: Desk,
+        tokens: Tokens,
+        bounds: Bounds,
+        (events, sinks): (EventDatabase, Sinks),
+    ) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
         let answer_memory = AnswerMemory::new(bounds.answers);
         let operator_answer_memory = AnswerMemory::new(OPERATOR_ANSWERS);
         let request_ids = Arc::new(RequestIds::of(&desk, bounds.request_ids));
-        let signals = Arc::new(Signals::new(Arc::clone(&desk.events), events));
+        let signals = Arc::new(Signals::new(Arc::clone(&desk.events), events, sinks));
         Self {
             desk,
             tokens,

@@ -22,8 +22,8 @@ use threshold_limiter::{Clock as _, SystemClock};
 
 use crate::Report;
 use crate::cli::{BansArgs, BansCommand, HealthArgs, ServerArgs, SubjectArgs};
-pub(crate) use api::Api;
 use api::Unreachable;
+pub(crate) use api::{Api, system_tls};
 pub(crate) use args::{AuditArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand};
 use import::BanFile;
 

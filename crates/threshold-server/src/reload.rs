@@ -262,7 +262,6 @@ fn load_policy(
             // The policy could not have been loaded without keys, so an earlier problem with them is solved.
             app.health.set_keys(None);
             tracing::info!(policy = name, rules, generation, "policy reloaded");
-            policy_support::warn_of_unsupported(&app.desk.policy());
             if is_empty {
                 tracing::warn!(policy = name, "policy has no rules and limits nothing");
             }

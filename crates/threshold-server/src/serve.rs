@@ -38,6 +38,7 @@ use crate::jwt;
 use crate::log;
 use crate::reload::{Reloader, TenantFolder};
 use crate::signals::database::{EventDatabase, Retention};
+use crate::signals::sinks::{Reach, SinkSettings, Sinks};
 use crate::source::Source;
 pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
@@ -59,6 +60,8 @@ const BANS_PAUSE: Duration = Duration::from_millis(500);
 /// How long a server that stops waits for a shared store to take back what was charged for denied requests. Far longer than a store
 /// needs that answers, and short beside `--drain`.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(2);
+/// How long a server that stops waits for receivers of events and alerts. One that answers needs less.
+const SINKS_WAIT: Duration = Duration::from_secs(5);
 const JOURNAL_UNUSABLE: &str = "cannot use the journal (--db FILE names another, --no-db runs without one)";
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
@@ -77,7 +80,6 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let written = policy.clone();
     let mut tenants = args.tenants.as_deref().map(TenantFolder::open).transpose()?;
     let tenants_applied = tenants.as_mut().map(|tenants| tenants.apply(&mut policy));
-    policy_support::warn_of_unsupported(&policy);
     let tokens = Tokens::from_environment()?;
     let hosts = [caller_hosts(args, &tokens), operator_hosts(args, &tokens)];
     // Before anything is opened: a server that would be open to other machines must not even restore its journal.
@@ -86,6 +88,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         (Some(cert), Some(key)) => Some(Certificates::read(cert, key).map(|(own, files)| (Arc::new(own), files))?),
         _ => None,
     };
+    let sinks = sink_settings(args)?;
     let bounds = bounds(args)?;
     let store = StoreUrl::chosen(args)?;
     if matches!(&store, StoreUrl::Redis(url) if url.is_cluster()) {
@@ -104,6 +107,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let signals = ProcessSignals::new()?;
         let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
         read_bans(&desk).await?;
+        let sinks = Sinks::start(sinks)?;
         let banner = Banner {
             args,
             source: &source,
@@ -118,7 +122,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         banner.announce()?;
         let events = events(args, desk.now());
         desk.events.sender.record_allowed(args.events_sample);
-        let app = Arc::new(App::with_events(desk, tokens, bounds, events));
+        let app = Arc::new(App::with_events(desk, tokens, bounds, (events, sinks)));
         maintenance::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
         let servers = servers(&app, (http, admin), hosts, acceptor.as_ref());
@@ -136,7 +140,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         }
         let at_once = serve(servers, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
         give_back(&app.desk, shared.filter(|_| !at_once)).await;
-        anyhow::Ok(close(app, duration(args.drain)).await)
+        let closed = close(Arc::clone(&app), duration(args.drain)).await;
+        close_sinks(app, at_once).await;
+        anyhow::Ok(closed)
     })?;
     // Requests that are still in progress after the drain are dropped.
     runtime.shutdown_background();
@@ -185,6 +191,13 @@ async fn close(app: Arc<App>, at_most: Duration) -> bool {
         tracing::error!("journal not closed in time: the counters since the start are lost");
     }
     closed
+}
+
+/// Waits a while for receivers to take the last events and alerts.
+async fn close_sinks(app: Arc<App>, at_once: bool) {
+    let at_most = if at_once { Duration::ZERO } else { SINKS_WAIT };
+    // An error means that the thread has panicked, which is logged.
+    let _ = tokio::task::spawn_blocking(move || app.signals.sinks.close(at_most)).await;
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. Returns whether a second signal asked to stop at once.
@@ -372,6 +385,12 @@ async fn desk(
     let location = JournalLocation { journal: &args.db, secrets, new_journal: args.new_journal };
     let opened = Desk::with_journal(policy, clock, &location);
     Ok((opened.context(JOURNAL_UNUSABLE)?, None))
+}
+
+/// Reads where events and alerts go.
+fn sink_settings(args: &ServeArgs) -> anyhow::Result<SinkSettings> {
+    let reach = if args.allow_private_webhooks { Reach::Private } else { Reach::Public };
+    SinkSettings::from_environment(&args.events_to, reach)
 }
 
 /// Opens the file of events beside the journal, or a database in memory without one.

@@ -5,6 +5,7 @@
 
 pub(crate) mod alerts;
 pub(crate) mod database;
+pub(crate) mod sinks;
 pub(crate) mod tops;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,7 @@ use threshold_limiter::events::{self, EventReceiver, EventSender};
 
 use alerts::AlertBook;
 use database::EventDatabase;
+use sinks::Sinks;
 use tops::Tops;
 
 /// The most events that wait. One has about a kilobyte.
@@ -41,11 +43,12 @@ pub(crate) struct Signals {
     pub(crate) alerts: Mutex<AlertBook>,
     pub(crate) tops: Mutex<Tops>,
     pub(crate) database: EventDatabase,
+    pub(crate) sinks: Sinks,
 }
 
 impl Signals {
-    pub(crate) fn new(queue: Arc<EventQueue>, database: EventDatabase) -> Self {
-        Self { queue, alerts: Mutex::default(), tops: Mutex::default(), database }
+    pub(crate) fn new(queue: Arc<EventQueue>, database: EventDatabase, sinks: Sinks) -> Self {
+        Self { queue, alerts: Mutex::default(), tops: Mutex::default(), database, sinks }
     }
 
     /// Records events that another system reports.
@@ -60,21 +63,23 @@ impl Signals {
     pub(crate) fn collect(&self, policy: &Policy, now: Timestamp) {
         // Held until all is counted, so that the second of two callers returns after the events of the first are counted too.
         let mut receiver = lock(&self.queue.receiver);
-        let events = receiver.take(QUEUE, Duration::ZERO);
+        let events: Arc<[Event]> = receiver.take(QUEUE, Duration::ZERO).into();
         if !events.is_empty() {
             self.database.insert(&events, now);
+            self.sinks.events(&events);
         }
         let mut tops = lock(&self.tops);
         events.iter().for_each(|event| tops.add(event, now));
         drop(tops);
         let mut book = lock(&self.alerts);
-        for event in &events {
+        for event in events.iter() {
             book.add(event, now);
         }
         let notices = book.judge(policy, now);
         drop(book);
         for notice in &notices {
             notice.log();
+            self.sinks.alert(notice);
         }
         drop(receiver);
     }

@@ -1,6 +1,6 @@
 //! `/v1/alerts`: what was told about alerts, and which are raised.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
@@ -14,6 +14,7 @@ use super::openapi::{Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get};
 use super::{ApiError, App, json_bytes};
+use crate::signals::lock;
 
 /// A change of an alert, as [`Notice::to_json`](crate::signals::alerts::Notice::to_json) writes it.
 #[derive(JsonSchema)]
@@ -70,7 +71,7 @@ async fn list(
     Query(AlertsQuery { state }): Query<AlertsQuery>,
 ) -> Result<Response, ApiError> {
     app.collected().await;
-    let book = app.signals.alerts.lock().unwrap_or_else(PoisonError::into_inner);
+    let book = lock(&app.signals.alerts);
     let notices: Vec<String> = match state.as_deref() {
         None => book.recent().map(|notice| notice.to_json()).collect(),
         Some("raised") => book.raised().map(|notice| notice.to_json()).collect(),
@@ -85,53 +86,59 @@ mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::Value;
-    use threshold_core::{Event, Policy, Timestamp};
+    use threshold_core::Timestamp;
 
     use super::super::test_server::TestServer;
     use super::super::test_server::client::Answer;
 
-    const POLICY: &str = "[[rule]]\nname = 'all'\nper = ['ip']\nlimit = '1/min'";
-
-    fn policy() -> Policy {
-        Policy::parse(POLICY, &|_| None).unwrap()
-    }
+    const POLICY: &str = r#"
+        identity = { log_identifiers = true }
+        [[rule]]
+        name = "all"
+        layer = "edge"
+        per = ["ip"]
+        limit = "1/min"
+        [alerts]
+        edge_blocks = { per = "min", warning = 20, critical = 30 }
+    "#;
 
     fn get(server: &mut TestServer, path: &str) -> Answer {
         server.client().send("GET", path, &[], "").unwrap()
+    }
+
+    fn listed(server: &mut TestServer, path: &str) -> Vec<String> {
+        let notices = get(server, path).json();
+        let text = |notice: &Value, name: &str| notice[name].as_str().unwrap_or_default().to_owned();
+        let words = |notice| ["alert", "state", "level", "key"].map(|name| text(notice, name)).join(" ");
+        notices.as_array().unwrap().iter().map(words).collect()
     }
 
     #[test]
     fn notices_are_listed_newest_first_and_raised_ones_alone() {
         let mut server = TestServer::new();
         server.load(POLICY, &BTreeMap::new(), true).unwrap();
-        assert_eq!(get(&mut server, "/v1/alerts").body, "[]");
-        let app = server.app();
-        let now = Timestamp::from_secs(1_767_225_600);
-        let id = "00000000-0000-4000-8000-000000000001";
-        let event = format!(
-            r#"{{"id":"{id}","at":1767225600000,"blocked":true,"layer":"edge","ip":"203.0.113.7","count":150}}"#
-        );
-        let event = Event::from_json(&event).unwrap();
-        {
-            let mut book = app.signals.alerts.lock().unwrap();
-            book.add(&event, now);
-            book.judge(&policy(), now);
-        }
-        let listed = |server: &mut TestServer, path: &str| -> Vec<(String, String, Value)> {
-            let answer = get(server, path).json();
-            let text = |notice: &Value, name: &str| notice[name].as_str().unwrap().to_owned();
-            let notices = answer.as_array().unwrap().iter();
-            notices.map(|notice| (text(notice, "alert"), text(notice, "state"), notice["key"].clone())).collect()
+        server.set_time(Timestamp::from_secs(1_767_225_600));
+        let ask = |server: &mut TestServer, times: usize| {
+            (0..times).for_each(|_| drop(server.client().post("/v1/check", r#"{"ip":"203.0.113.7"}"#).unwrap()));
         };
-        let expect = |on: &str, state: &str, key: Value| (on.to_owned(), state.to_owned(), key);
-        let raised =
-            [expect("edge_blocks", "raised", Value::Null), expect("ip_blocks", "raised", "203.0.113.7".into())];
+        ask(&mut server, 20);
+        assert_eq!(get(&mut server, "/v1/alerts").body, "[]");
+        ask(&mut server, 1);
+        let raised = ["edge_blocks raised warning ", "ip_blocks raised warning 203.0.113.7"];
         assert_eq!(listed(&mut server, "/v1/alerts?state=raised"), raised);
-        app.signals.alerts.lock().unwrap().judge(&policy(), Timestamp::from_secs(1_767_225_600 + 121));
-        assert_eq!(listed(&mut server, "/v1/alerts?state=raised"), []);
-        let all = listed(&mut server, "/v1/alerts");
-        assert_eq!(all.len(), 4);
-        assert_eq!(all[0], expect("ip_blocks", "resolved", "203.0.113.7".into()));
+        ask(&mut server, 10);
+        let risen = ["edge_blocks raised critical ", "ip_blocks raised warning 203.0.113.7"];
+        assert_eq!(listed(&mut server, "/v1/alerts?state=raised"), risen);
+        server.set_time(Timestamp::from_secs(1_767_225_600 + 121));
+        assert_eq!(listed(&mut server, "/v1/alerts?state=raised"), [""; 0]);
+        let all = [
+            "ip_blocks resolved warning 203.0.113.7",
+            "edge_blocks resolved critical ",
+            "edge_blocks raised critical ",
+            "ip_blocks raised warning 203.0.113.7",
+            "edge_blocks raised warning ",
+        ];
+        assert_eq!(listed(&mut server, "/v1/alerts"), all);
         assert_eq!(get(&mut server, "/v1/alerts?state=over").status, 400);
     }
 }

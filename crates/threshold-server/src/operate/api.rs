@@ -20,6 +20,7 @@ use ureq::unversioned::resolver::DefaultResolver;
 use ureq::{Agent, Body};
 
 use crate::cli::ServerArgs;
+pub(crate) use tls::system_tls;
 use unix_socket::UnixConnector;
 
 /// How long to wait for an answer: twice the five seconds that a change waits for the disk.

@@ -4,7 +4,8 @@ use threshold_core::policy::{Policy, Review, Severity};
 use threshold_limiter::journal::{GivenSecrets, JournalError, check_installation};
 
 use super::{
-    Certificates, StoreUrl, Tokens, check_addresses, check_secrets, policy_support, read_policy, secret, store,
+    Certificates, StoreUrl, Tokens, check_addresses, check_secrets, policy_support, read_policy, secret, sink_settings,
+    store,
 };
 use crate::Report;
 use crate::cli::{Denied, ServeArgs};
@@ -46,6 +47,7 @@ fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
     if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
         problems.extend(Certificates::read(cert, key).err());
     }
+    problems.extend(sink_settings(args).and_then(|settings| settings.check_files()).err());
     problems.extend(installation(args).err());
     problems
 }

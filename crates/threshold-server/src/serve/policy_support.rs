@@ -33,10 +33,3 @@ pub(crate) fn exactness_note(policy: &Policy) -> &'static str {
         (false, false) => "",
     }
 }
-
-/// Warns of settings that have no effect yet.
-pub(crate) fn warn_of_unsupported(policy: &Policy) {
-    if !policy.alerts().is_empty() {
-        tracing::warn!("[alerts] has no effect in this version: watch threshold_blocks_total at /metrics");
-    }
-}

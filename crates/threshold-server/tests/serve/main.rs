@@ -10,6 +10,7 @@
 )]
 
 mod admin_listener;
+mod alerts;
 mod api;
 mod bad_input;
 mod ban_lists;

@@ -20,7 +20,7 @@ const EXCEPTIONS: [(&str, &str); 6] = [
     ("rule.place", "the name of a Durable Object, which the tests of the Worker check"),
     ("login.account_place", "the name of a Durable Object, which the tests of the Worker check"),
     ("login.ip_place", "the name of a Durable Object, which the tests of the Worker check"),
-    ("alerts.", "warned of at the start until alerts work: alerts_cause_a_warning_at_the_start"),
+    ("alerts.", "decides nothing: alerts_are_raised_at_the_thresholds_of_the_policy"),
 ];
 
 /// Keys with a value that is refused at the start.
@@ -163,16 +163,5 @@ fn two_policies_that_differ_in_one_key_behave_differently() {
                 panic!("{key}: {value:?} does what {other:?} does\n{policy}\n{observed}");
             }
         }
-    }
-}
-
-#[test]
-fn alerts_cause_a_warning_at_the_start() {
-    let rule = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"2/h\"\n";
-    assert!(!probes::started(rule).unwrap().contains("alerts"));
-    for name in ["edge_blocks", "tenant_blocks", "user_bans", "ip_blocks"] {
-        let policy = format!("{rule}[alerts]\n{name} = {{ per = \"min\", warning = 1, critical = 2 }}\n");
-        let told = probes::started(&policy).unwrap();
-        assert!(told.contains("[alerts] has no effect in this version"), "{name}: {told}");
     }
 }

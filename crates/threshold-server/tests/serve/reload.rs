@@ -271,10 +271,3 @@ fn a_policy_with_leased_rules_is_refused() {
     let ready = server.connect().send("GET", "/readyz", &[], "").unwrap().json();
     assert_eq!(ready["status"], "degraded", "{ready}");
 }
-
-#[test]
-fn a_policy_with_alerts_causes_a_warning() {
-    let alerts = format!("{POLICY}\n[alerts]\nuser_bans = {{ per = \"h\", warning = 1, critical = 2 }}\n");
-    let (server, _file) = Server::with(&alerts);
-    server.wait_for_log("[alerts] has no effect");
-}

@@ -19,12 +19,21 @@ const MAX_PEM: usize = 1 << 20;
 pub(super) fn config(ca: Option<&Path>) -> anyhow::Result<TlsConfig> {
     let trusted = match ca {
         Some(path) => read(path)?,
-        None => system()?,
+        None => system().map_err(|error| anyhow::anyhow!("{error}; --ca FILE names the server's"))?,
     };
+    Ok(trusting(&trusted))
+}
+
+/// Trusts the certificates of the system.
+pub(crate) fn system_tls() -> anyhow::Result<TlsConfig> {
+    Ok(trusting(&system()?))
+}
+
+fn trusting(trusted: &[CertificateDer<'static>]) -> TlsConfig {
     let trusted: Vec<Certificate<'static>> =
         trusted.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect();
     let config = TlsConfig::builder().root_certs(RootCerts::from(trusted));
-    Ok(config.unversioned_rustls_crypto_provider(Arc::new(ring::default_provider())).build())
+    config.unversioned_rustls_crypto_provider(Arc::new(ring::default_provider())).build()
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
@@ -48,7 +57,7 @@ fn system() -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
         let reason = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
-        bail!("this system has no certificates of authorities{reason}; --ca FILE names the server's");
+        bail!("this system has no certificates of authorities{reason}");
     }
     Ok(found.certs)
 }

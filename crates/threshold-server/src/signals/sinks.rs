@@ -1,0 +1,233 @@
+//! Sinks: where events and alerts go besides the database and the log. Each has a thread of its own and a bounded queue, so that a
+//! slow one delays neither decisions nor other sinks.
+
+mod body;
+mod guard;
+mod lines;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod webhook;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use threshold_core::Event;
+
+use self::body::Form;
+pub(crate) use self::guard::Reach;
+pub(crate) use self::lines::Lines;
+pub(crate) use self::settings::SinkSettings;
+use self::settings::Target;
+use self::webhook::{Patience, Stop, Webhook};
+use super::alerts::Notice;
+
+/// The most batches of events that wait for one sink. Batches are shared, so that they are in memory once.
+const MAX_BATCHES: usize = 64;
+/// The most notices that wait for one receiver: ten for each address whose alert can be raised.
+const MAX_NOTICES: usize = 1_000;
+/// The most events and bytes in one request. A Threshold server takes a body of 1 MiB.
+const MAX_POST: usize = 500;
+const MAX_POST_BYTES: usize = 512 << 10;
+
+/// All sinks.
+pub(crate) struct Sinks {
+    sinks: Mutex<Vec<Sink>>,
+    lost: Arc<AtomicU64>,
+    stop: Arc<Stop>,
+    /// Disconnected when all threads have ended.
+    ended: Mutex<Receiver<()>>,
+}
+
+impl fmt::Debug for Sinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sinks").field("lost", &self.lost()).finish_non_exhaustive()
+    }
+}
+
+/// The queue of a sink.
+enum Sink {
+    Events(SyncSender<Arc<[Event]>>),
+    Alerts(SyncSender<Notice>),
+}
+
+/// No sinks.
+impl Default for Sinks {
+    fn default() -> Self {
+        let (_, ended) = channel();
+        Self { sinks: Mutex::default(), lost: Arc::default(), stop: Arc::default(), ended: Mutex::new(ended) }
+    }
+}
+
+impl Sinks {
+    /// Opens the files, and starts a thread for each sink.
+    pub(crate) fn start(settings: SinkSettings) -> anyhow::Result<Self> {
+        Self::start_with(settings, Patience::EVENTS, Patience::ALERTS)
+    }
+
+    fn start_with(settings: SinkSettings, for_events: Patience, for_alerts: Patience) -> anyhow::Result<Self> {
+        let SinkSettings { lines, events, alerts, keys, reach, tls } = settings;
+        let (lost, stop) = (Arc::<AtomicU64>::default(), Arc::<Stop>::default());
+        let (running, ended) = channel();
+        let mut sinks = Vec::new();
+        let worker = |name: String| {
+            let (lost, stop, running) = (Arc::clone(&lost), Arc::clone(&stop), running.clone());
+            Worker { name, lost, stop, is_failing: false, _running: running }
+        };
+        for lines in lines {
+            lines.open().with_context(|| format!("--events-to: cannot write {lines}"))?;
+            sinks.push(spawn_events(worker(lines.to_string()), move |worker, events| worker.write(&lines, events))?);
+        }
+        let agent = webhook::agent(tls, reach);
+        let webhook =
+            |url, token, patience| Webhook { agent: agent.clone(), url, token, keys: Arc::clone(&keys), patience };
+        if let Some((Target { url, name }, token)) = events {
+            let webhook = webhook(url, token, for_events);
+            sinks.push(spawn_events(worker(name), move |worker, events| worker.post(&webhook, events))?);
+        }
+        for (Target { url, name }, form) in alerts {
+            sinks.push(spawn_alerts(worker(name), webhook(url, None, for_alerts), form)?);
+        }
+        Ok(Self { sinks: Mutex::new(sinks), lost, stop, ended: Mutex::new(ended) })
+    }
+
+    /// Hands events to the sinks. It never waits: what has no room in a queue is lost there.
+    pub(crate) fn events(&self, events: &Arc<[Event]>) {
+        if events.is_empty() {
+            return;
+        }
+        for sink in self.sinks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            if let Sink::Events(queue) = sink
+                && queue.try_send(Arc::clone(events)).is_err()
+            {
+                self.lost.fetch_add(events.len().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Hands a notice to the receivers of alerts.
+    pub(crate) fn alert(&self, notice: &Notice) {
+        for sink in self.sinks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            if let Sink::Alerts(queue) = sink
+                && queue.try_send(notice.clone()).is_err()
+            {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Returns how many events and notices were lost, summed over the sinks: without room in a queue, or not accepted.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the queues are empty, at most this long. What fails now is not tried again.
+    pub(crate) fn close(&self, at_most: Duration) {
+        self.sinks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.stop.stop();
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(at_most) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("events or alerts not delivered before the server stopped");
+        }
+    }
+}
+
+fn spawn_events(
+    mut worker: Worker,
+    mut take: impl FnMut(&mut Worker, Vec<Arc<[Event]>>) + Send + 'static,
+) -> anyhow::Result<Sink> {
+    let (queue, batches) = sync_channel::<Arc<[Event]>>(MAX_BATCHES);
+    let work = move || {
+        while let Ok(first) = batches.recv() {
+            // All that wait, so that a sink that is slow to begin takes them at once.
+            let more = batches.try_iter().take(MAX_BATCHES);
+            take(&mut worker, std::iter::once(first).chain(more).collect());
+        }
+    };
+    thread::Builder::new().name("sink".to_owned()).spawn(work).context("cannot start a thread")?;
+    Ok(Sink::Events(queue))
+}
+
+fn spawn_alerts(mut worker: Worker, webhook: Webhook, form: Form) -> anyhow::Result<Sink> {
+    let (queue, notices) = sync_channel::<Notice>(MAX_NOTICES);
+    let work = move || notices.into_iter().for_each(|notice| worker.deliver(&webhook, &form.write(&notice), 1));
+    thread::Builder::new().name("sink".to_owned()).spawn(work).context("cannot start a thread")?;
+    Ok(Sink::Alerts(queue))
+}
+
+/// The thread of a sink: what it counts and logs.
+struct Worker {
+    /// The name in the log.
+    name: String,
+    lost: Arc<AtomicU64>,
+    stop: Arc<Stop>,
+    is_failing: bool,
+    /// Dropped when the thread ends.
+    _running: Sender<()>,
+}
+
+impl Worker {
+    fn write(&mut self, lines: &Lines, batches: Vec<Arc<[Event]>>) {
+        for events in batches {
+            match lines.write(&events) {
+                Ok(()) => self.worked(),
+                Err(error) => {
+                    self.failed(&error.to_string());
+                    self.count_lost(events.len());
+                }
+            }
+        }
+    }
+
+    /// Posts events as JSON arrays.
+    fn post(&mut self, webhook: &Webhook, batches: Vec<Arc<[Event]>>) {
+        let (mut body, mut number) = (String::new(), 0_usize);
+        for event in batches.iter().flat_map(|batch| batch.iter()) {
+            body.push(if body.is_empty() { '[' } else { ',' });
+            body.push_str(&event.to_json());
+            number = number.saturating_add(1);
+            if number >= MAX_POST || body.len() >= MAX_POST_BYTES {
+                self.deliver(webhook, &format!("{body}]"), number);
+                (body, number) = (String::new(), 0);
+            }
+        }
+        if number > 0 {
+            self.deliver(webhook, &format!("{body}]"), number);
+        }
+    }
+
+    fn deliver(&mut self, webhook: &Webhook, body: &str, number: usize) {
+        let stop = Arc::clone(&self.stop);
+        if webhook.deliver(body, &stop, |reason| self.failed(reason)) {
+            self.worked();
+        } else {
+            self.count_lost(number);
+        }
+    }
+
+    fn count_lost(&self, number: usize) {
+        self.lost.fetch_add(number.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Logs the first failure, and not those that follow: a receiver may be away for days.
+    fn failed(&mut self, reason: &str) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            tracing::error!(sink = self.name, reason, "events or alerts not delivered");
+        }
+    }
+
+    fn worked(&mut self) {
+        if std::mem::take(&mut self.is_failing) {
+            tracing::info!(
+                sink = self.name,
+                lost = self.lost.load(Ordering::Relaxed),
+                "events and alerts delivered again"
+            );
+        }
+    }
+}

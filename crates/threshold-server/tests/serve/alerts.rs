@@ -1,0 +1,251 @@
+//! Tests that a server raises alerts, and sends them and events to receivers and files.
+
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use serde_json::{Value, json};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use super::process::{PATIENCE, Scratch, Server, Start};
+
+/// A policy that denies from the second request on, with one alert.
+fn policy(layer: &str, alert: &str) -> String {
+    format!(
+        r#"
+identity = {{ log_identifiers = true }}
+[[rule]]
+name = "one"
+layer = "{layer}"
+per = ["{}"]
+limit = "1/h"
+{}
+[alerts]
+{alert}
+"#,
+        match layer {
+            "edge" => "ip",
+            name => name,
+        },
+        match layer {
+            "user" => "ladder = 'quick'\nstrike = 'request'\n[ladders.quick]\nrungs = ['ban 1h']\ndecay = '2h'",
+            _ => "",
+        }
+    )
+}
+
+fn ask(server: &Server, caller: &Value) {
+    assert_eq!(server.connect().post("/v1/check", &caller.to_string()).unwrap().status, 200);
+}
+
+fn alerts(server: &Server, path: &str) -> Vec<Value> {
+    server.connect().send("GET", path, &[], "").unwrap().json().as_array().unwrap().clone()
+}
+
+/// Each key of `[alerts]` has its effect: the count, both thresholds and the period are those of the policy.
+#[test]
+fn alerts_are_raised_at_the_thresholds_of_the_policy() {
+    for (name, layer) in
+        [("edge_blocks", "edge"), ("tenant_blocks", "tenant"), ("user_bans", "user"), ("ip_blocks", "tenant")]
+    {
+        let alert = format!("{name} = {{ per = '2min', warning = 2, critical = 4 }}");
+        let file = Scratch::file("policy.toml", &policy(layer, &alert));
+        let server = Start { policy: Some(file.path()), ..Start::default() }.server();
+        for number in 1..=4 {
+            // The first request of a caller is allowed, and the second one is denied; a user is banned by it.
+            let caller = json!({"ip": "203.0.113.7", "user": format!("u{number}"), "tenant": format!("t{number}")});
+            let times = if layer == "edge" && number > 1 { 1 } else { 2 };
+            (0..times).for_each(|_| ask(&server, &caller));
+            let raised = alerts(&server, "/v1/alerts?state=raised");
+            let own: Vec<_> = raised.iter().filter(|notice| notice["alert"] == name).collect();
+            let figures: Vec<_> = own.iter().map(|it| json!([it["level"], it["threshold"], it["periodSec"]])).collect();
+            let expect = match number {
+                1 => vec![],
+                2 | 3 => vec![json!(["warning", 2, 120])],
+                _ => vec![json!(["critical", 4, 120])],
+            };
+            assert_eq!(figures, expect, "{name} after {number}");
+        }
+        let told: Vec<_> = alerts(&server, "/v1/alerts").iter().map(|notice| notice["count"].clone()).collect();
+        assert_eq!(told, [4, 2], "{name}: the newest first");
+    }
+}
+
+#[test]
+fn a_reload_changes_the_thresholds_of_what_is_already_counted() {
+    let of = |warning| policy("edge", &format!("edge_blocks = {{ per = 'h', warning = {warning}, critical = 9 }}"));
+    let file = Scratch::file("policy.toml", &of(4));
+    let server = Start { policy: Some(file.path()), ..Start::default() }.server();
+    (0..4).for_each(|_| ask(&server, &json!({"ip": "203.0.113.7"})));
+    assert_eq!(alerts(&server, "/v1/alerts"), [Value::Null; 0]);
+    file.replace(&of(3));
+    server.signal("HUP");
+    server.wait_for_log("policy reloaded");
+    let raised = alerts(&server, "/v1/alerts?state=raised");
+    assert_eq!((raised.len(), &raised[0]["count"], &raised[0]["threshold"]), (1, &json!(3), &json!(3)));
+}
+
+/// Answers every request with 200, and hands on its path and body. `tls` has a certificate.
+fn receiver(tls: Option<Arc<ServerConfig>>) -> (SocketAddr, Receiver<(String, String, String)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, got) = channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let answered = match &tls {
+                Some(tls) => {
+                    let session = ServerConnection::new(Arc::clone(tls)).unwrap();
+                    answer(&mut StreamOwned::new(session, stream))
+                }
+                None => answer(&mut { stream }),
+            };
+            // The test has ended, or the client did not trust the certificate.
+            if answered.is_some_and(|answered| sender.send(answered).is_err()) {
+                break;
+            }
+        }
+    });
+    (address, got)
+}
+
+fn answer(stream: &mut (impl Read + Write)) -> Option<(String, String, String)> {
+    let mut reader = BufReader::new(stream);
+    let (mut head, mut line) = (String::new(), String::new());
+    while reader.read_line(&mut line).ok()? > 2 {
+        head.push_str(&std::mem::take(&mut line));
+    }
+    let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length?];
+    reader.read_exact(&mut body).ok()?;
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    reader.get_mut().write_all(answer).ok()?;
+    reader.get_mut().flush().ok()?;
+    let path = head.split(' ').nth(1)?.to_owned();
+    Some((path, head, String::from_utf8(body).ok()?))
+}
+
+/// Woken by the proxy of the environment, by the path of a URL in the log, and by a sink that is not closed at the end.
+#[test]
+fn receivers_and_files_get_alerts_and_events() {
+    let (address, got) = receiver(None);
+    let (file, folder) = (
+        Scratch::file("policy.toml", &policy("edge", "edge_blocks = { per = 'min', warning = 3, critical = 9 }")),
+        Scratch::folder(),
+    );
+    let lines = folder.path().join("events.jsonl");
+    let sink = format!("jsonl:{}", lines.display());
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let urls = format!(
+        "http://{address}/own slack+http://{address}/slack pagerduty+http://{address}/pager http://{gone}/CANARY"
+    );
+    let variables = [
+        ("THRESHOLD_ALERT_URL", urls.as_str()),
+        ("THRESHOLD_PAGERDUTY_KEY", "CANARY-routing-key"),
+        ("THRESHOLD_EVENTS_URL", &format!("http://{address}/events")),
+        ("THRESHOLD_EVENTS_TOKEN", "CANARY-token"),
+        ("THRESHOLD_WEBHOOK_SECRET", "CANARY-secret-of-webhooks"),
+        ("HTTP_PROXY", "http://127.0.0.1:1"),
+        ("ALL_PROXY", "http://127.0.0.1:1"),
+    ];
+    let args = ["--allow-private-webhooks", "--events-to", &sink, "--log", "json"];
+    let server = Start { policy: Some(file.path()), args: &args, variables: &variables, ..Start::default() }.server();
+    (0..4).for_each(|_| ask(&server, &json!({"ip": "203.0.113.7"})));
+    let (mut bodies, mut events) = (Vec::new(), Vec::new());
+    while bodies.len() < 3 || events.len() < 3 {
+        let (path, head, body) = got.recv_timeout(PATIENCE).unwrap();
+        assert!(head.to_lowercase().contains("webhook-signature: v1,"), "{head}");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        if path == "/events" {
+            assert!(head.contains("Bearer CANARY-token"), "{head}");
+            events.extend(body.as_array().unwrap().clone());
+        } else {
+            bodies.push((path, body));
+        }
+    }
+    bodies.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let [(_, own), (_, pager), (_, slack)] = &bodies[..] else { panic!("{bodies:?}") };
+    assert_eq!((&own["alert"], &own["state"], &own["count"]), (&json!("edge_blocks"), &json!("raised"), &json!(3)));
+    assert_eq!((&pager["event_action"], &pager["routing_key"]), (&json!("trigger"), &json!("CANARY-routing-key")));
+    assert!(slack["text"].as_str().unwrap().contains("edge_blocks warning: 3 in 60 s"), "{slack}");
+    assert!(events.iter().all(|event| event["ip"] == "203.0.113.7" && event["rule"] == "one"), "{events:?}");
+    // One more, which is written before the process ends.
+    ask(&server, &json!({"ip": "203.0.113.8"}));
+    ask(&server, &json!({"ip": "203.0.113.8"}));
+    server.signal("TERM");
+    let (status, log) = server.wait();
+    assert!(status.success(), "{log}");
+    let written = std::fs::read_to_string(&lines).unwrap();
+    assert_eq!(written.lines().filter(|line| line.contains("203.0.113.7")).count(), 3, "{written}");
+    assert_eq!(written.lines().filter(|line| line.contains("203.0.113.8")).count(), 1, "{written}");
+    let log: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let alert: Vec<_> = log.iter().filter(|line| line["message"] == "alert").collect();
+    assert_eq!(alert.len(), 1, "{log:?}");
+    let fields =
+        json!([alert[0]["level"], alert[0]["severity"], alert[0]["alert"], alert[0]["count"], alert[0]["threshold"]]);
+    assert_eq!(fields, json!(["WARN", "warning", "edge_blocks", 3, 3]));
+    let failed: Vec<_> = log.iter().filter(|line| line["message"] == "events or alerts not delivered").collect();
+    assert_eq!(failed.len(), 1, "{log:?}");
+    assert_eq!(failed[0]["sink"], format!("http://{gone}"));
+    assert!(log.iter().all(|line| !line.to_string().contains("CANARY")), "{log:?}");
+}
+
+/// A name that resolves to this machine is refused when it is resolved, and with the flag its certificate is verified.
+#[test]
+fn a_webhook_reaches_public_addresses_only_unless_it_is_allowed() {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let trusted = Scratch::file("ca.pem", &cert.pem());
+    let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let config = config.with_single_cert(vec![cert.der().clone()], key).unwrap();
+    let (address, got) = receiver(Some(Arc::new(config)));
+    let file =
+        Scratch::file("policy.toml", &policy("edge", "edge_blocks = { per = 'min', warning = 1, critical = 9 }"));
+    let raise = |host: &str, args: &[&str]| {
+        let url = format!("https://{host}:{}/CANARY", address.port());
+        let variables = [("THRESHOLD_ALERT_URL", url.as_str()), ("SSL_CERT_FILE", trusted.path().to_str().unwrap())];
+        let server = Start { policy: Some(file.path()), args, variables: &variables, ..Start::default() }.server();
+        (0..2).for_each(|_| ask(&server, &json!({"ip": "203.0.113.7"})));
+        server
+    };
+    let guarded = raise("localhost", &[]).wait_for_log("not delivered");
+    assert!(guarded.contains("no public address") && !guarded.contains("CANARY"), "{guarded}");
+    // The certificate is not for this name.
+    let other = raise("127.0.0.1", &["--allow-private-webhooks"]).wait_for_log("not delivered");
+    assert!(other.contains("certificate") && !other.contains("CANARY"), "{other}");
+    assert!(got.try_recv().is_err());
+    let server = raise("localhost", &["--allow-private-webhooks"]);
+    assert_eq!(got.recv_timeout(PATIENCE).unwrap().0, "/CANARY");
+    drop(server);
+}
+
+#[test]
+fn a_mistake_in_a_sink_is_told_before_the_start() {
+    let file = Scratch::file("policy.toml", &policy("edge", ""));
+    for (variables, args, expect) in [
+        (
+            &[("THRESHOLD_ALERT_URL", "http://hooks.example.com/CANARY")][..],
+            &[][..],
+            "THRESHOLD_ALERT_URL, URL 1: http:// is not encrypted",
+        ),
+        (&[("THRESHOLD_ALERT_URL", " ")], &[], "THRESHOLD_ALERT_URL is set but empty"),
+        (&[("THRESHOLD_EVENTS_TOKEN", "CANARY")], &[], "THRESHOLD_EVENTS_TOKEN is set without THRESHOLD_EVENTS_URL"),
+        (&[], &["--events-to", "jsonl:/no/such/folder/events"], "--events-to: "),
+    ] {
+        for check in [&["--check"][..], &[]] {
+            let args = [check, args].concat();
+            let start = Start { policy: Some(file.path()), args: &args, variables, ..Start::default() };
+            let Output { status, stdout, stderr } = start.command().output().unwrap();
+            let said = format!("{}{}", String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+            assert!(status.code() == Some(2) && said.contains(expect) && !said.contains("CANARY"), "{said}");
+        }
+    }
+    let start = Start { policy: Some(file.path()), args: &["--events-to", "syslog"], ..Start::default() };
+    let said = String::from_utf8(start.command().output().unwrap().stderr).unwrap();
+    assert!(said.contains("expected jsonl:FILE or stdout"), "{said}");
+}
