@@ -118,6 +118,7 @@ impl Desk {
         let builder = builder.observer(observer).observer(metrics.observer()).observer(counted);
         let limiter = Arc::new(builder.observer(Arc::new(events.sender.clone())).build());
         metrics.limiter.watch(&limiter);
+        metrics.limiter.watch_penalties(&penalties, &limiter);
         if let Some(journal) = &journal {
             metrics.limiter.watch_journal(journal);
         }

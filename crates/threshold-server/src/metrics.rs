@@ -24,6 +24,7 @@ pub(crate) struct Metrics {
     store_up: Gauge,
     login_failures: Counter,
     events_unnamed: Counter,
+    events_lost: Counter,
     sink_lost: Counter,
     alerts_active: Family<AlertLabels, Gauge>,
 }
@@ -46,16 +47,13 @@ impl Metrics {
             store_up: Gauge::default(),
             login_failures: Counter::default(),
             events_unnamed: Counter::default(),
+            events_lost: Counter::default(),
             sink_lost: Counter::default(),
             alerts_active: Family::default(),
         };
         // A store in memory always answers, and a shared one has answered when the server starts.
         metrics.store_up.set(1);
-        for alert in AlertOn::ALL {
-            for level in LEVELS {
-                metrics.set_alerts_active(alert, level, 0);
-            }
-        }
+        metrics.set_alerts(|_, _| 0);
         metrics.registered()
     }
 
@@ -80,8 +78,13 @@ impl Metrics {
         registry.register("threshold_login_failures", "Logins with a wrong secret", self.login_failures.clone());
         registry.register(
             "threshold_events_unnamed",
-            "Events that were recorded without their names, because their queue was full",
+            "Events that were recorded without their names, because there were too many",
             self.events_unnamed.clone(),
+        );
+        registry.register(
+            "threshold_events_lost",
+            "Events that were not recorded, because their file could not be written",
+            self.events_lost.clone(),
         );
         registry.register(
             "threshold_sink_lost",
@@ -118,9 +121,13 @@ impl Metrics {
     }
 
     /// Sets how many events were recorded without their names.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the event queue is not opened yet"))]
     pub(crate) fn set_events_unnamed(&self, total: u64) {
         raise(&self.events_unnamed, total);
+    }
+
+    /// Sets how many events were not recorded.
+    pub(crate) fn set_events_lost(&self, total: u64) {
+        raise(&self.events_lost, total);
     }
 
     /// Sets how many events and alerts no sink has received.
@@ -129,10 +136,15 @@ impl Metrics {
         raise(&self.sink_lost, total);
     }
 
-    /// Sets how many alerts of a kind are raised at this level. Only `ip_blocks` has more than one, for each address.
-    pub(crate) fn set_alerts_active(&self, alert: AlertOn, level: AlertLevel, count: u64) {
-        let labels = AlertLabels { alert: alert.name(), level: level.name() };
-        self.alerts_active.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// Sets how many alerts of each kind and level are raised. Only `ip_blocks` has more than one, for each address.
+    pub(crate) fn set_alerts(&self, raised: impl Fn(AlertOn, AlertLevel) -> usize) {
+        for alert in AlertOn::ALL {
+            for level in LEVELS {
+                let labels = AlertLabels { alert: alert.name(), level: level.name() };
+                let count = i64::try_from(raised(alert, level)).unwrap_or(i64::MAX);
+                self.alerts_active.get_or_create(&labels).set(count);
+            }
+        }
     }
 
     /// Encodes all metrics as OpenMetrics text.
@@ -160,15 +172,18 @@ mod tests {
         for total in [3, 5, 4] {
             metrics.set_charges_lost(total);
             metrics.set_events_unnamed(total);
+            metrics.set_events_lost(total);
             metrics.set_sink_lost(total);
         }
-        metrics.set_alerts_active(AlertOn::IpBlocks, AlertLevel::Critical, 7);
+        metrics
+            .set_alerts(|alert, level| if (alert, level) == (AlertOn::IpBlocks, AlertLevel::Critical) { 7 } else { 0 });
         metrics.count_login_failure();
         let text = metrics.text();
         for line in [
             "threshold_store_differences_total 2",
             "threshold_charges_lost_total 5",
             "threshold_events_unnamed_total 5",
+            "threshold_events_lost_total 5",
             "threshold_sink_lost_total 5",
             "threshold_login_failures_total 1",
             "threshold_store_up 1",

@@ -14,6 +14,7 @@ use std::time::Duration;
 use threshold_core::{Event, Policy, Timestamp};
 use threshold_limiter::events::{self, EventReceiver, EventSender};
 
+use crate::metrics::Metrics;
 use alerts::AlertBook;
 use database::EventDatabase;
 use sinks::Sinks;
@@ -82,6 +83,16 @@ impl Signals {
             self.sinks.alert(notice);
         }
         drop(receiver);
+    }
+
+    /// Brings the metrics of events and alerts up to date.
+    pub(crate) fn update(&self, metrics: &Metrics) {
+        metrics.set_events_unnamed(self.queue.sender.unnamed().saturating_add(self.database.unnamed()));
+        metrics.set_events_lost(self.database.lost());
+        let book = lock(&self.alerts);
+        metrics.set_alerts(|alert, level| {
+            book.raised().filter(|notice| notice.on == alert && notice.level() == level).count()
+        });
     }
 }
 

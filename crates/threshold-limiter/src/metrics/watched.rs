@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::Metrics;
 use super::encode::Encoder;
+use crate::active_penalties::{ActivePenalties, PenaltyCounts};
 use crate::clock::Clock;
 use crate::histogram::HistogramReading;
 use crate::limiter::Limiter;
@@ -27,6 +28,21 @@ impl Metrics {
             {
                 readings.waiters = Some(limiter.waiting());
             }
+        });
+    }
+
+    /// Adds the number of penalties in force: bans of operators and of ladders, shadow bans and locks.
+    pub fn watch_penalties<S: Store + 'static, C: Clock + 'static>(
+        &self,
+        penalties: &Arc<ActivePenalties>,
+        limiter: &Arc<Limiter<S, C>>,
+    ) {
+        let limiter = Arc::downgrade(limiter);
+        self.add_source(penalties, move |penalties, readings| {
+            let Some(limiter) = limiter.upgrade() else { return };
+            let mut counts = penalties.count(limiter.time());
+            counts.bans = counts.bans.saturating_add(u64::try_from(limiter.bans().count()).unwrap_or(u64::MAX));
+            readings.penalties = Some(counts);
         });
     }
 
@@ -72,6 +88,7 @@ pub(super) struct Watched(Mutex<Vec<Source>>);
 struct Readings {
     keys: Option<KeyUsage>,
     expired: Option<[(&'static str, u64); 3]>,
+    penalties: Option<PenaltyCounts>,
     waiters: Option<usize>,
     delayed: Option<usize>,
     fsync: Option<HistogramReading>,
@@ -93,6 +110,11 @@ impl Watched {
             encoder.counter("threshold_keys_evicted", "Live balances that were evicted for others", keys.evicted)?;
             let help = "Keys that were counted by a shared one, because memory was full";
             encoder.counter("threshold_keys_folded", help, keys.folded)?;
+        }
+        if let Some(penalties) = readings.penalties {
+            encoder.gauge("threshold_bans_active", "Bans in force, by operators and by ladders", penalties.bans)?;
+            encoder.gauge("threshold_shadow_bans_active", "Shadow bans in force", penalties.shadow_bans)?;
+            encoder.gauge("threshold_locks_active", "Accounts that failed logins have locked", penalties.locks)?;
         }
         if let Some(waiters) = readings.waiters {
             encoder.gauge("threshold_waiters", "Requests that wait until they fit", number(waiters))?;
