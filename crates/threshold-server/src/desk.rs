@@ -34,6 +34,7 @@ use threshold_limiter::{ActivePenalties, Clock, LimitDecision, Limiter, PenaltyC
 
 use crate::log::{self, DenialLog, LogSampler};
 use crate::metrics::Metrics;
+use crate::otlp;
 use crate::signals::EventQueue;
 pub(crate) use ban_sets::{ImportedSet, NewBanSet, NewEnd, NewSetBan};
 pub(crate) use explained::PenaltyCause;
@@ -116,6 +117,10 @@ impl Desk {
         let penalties = Arc::<ActivePenalties>::default();
         let counted = Arc::<ActivePenalties>::clone(&penalties);
         let builder = builder.observer(observer).observer(metrics.observer()).observer(counted);
+        let builder = match otlp::observer() {
+            Some(spans) => builder.observer(spans),
+            None => builder,
+        };
         let limiter = Arc::new(builder.observer(Arc::new(events.sender.clone())).build());
         metrics.limiter.watch(&limiter);
         metrics.limiter.watch_penalties(&penalties, &limiter);

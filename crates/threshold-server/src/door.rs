@@ -45,6 +45,7 @@ use tower_service::Service as _;
 
 use crate::desk::{Desk, new_trace};
 use crate::log::LogSampler;
+use crate::otlp::Parent;
 use crate::serve::{ConnectionWatch, Tokens};
 #[cfg(test)]
 use crate::signals::database::Retention;
@@ -190,10 +191,21 @@ impl Doors {
     }
 
     /// Answers a request from `peer`.
-    ///
+    pub(crate) fn call(&self, peer: SocketAddr, watch: &ConnectionWatch, request: Request<Incoming>) -> Answering {
+        if let Some(parent) = Parent::of(request.headers()) {
+            let answering = parent.within(|| self.answer(peer, watch, request));
+            let future = parent.carried(async move {
+                let Ok(response) = answering.await;
+                response
+            });
+            return Answering::Boxed { future: Box::pin(future) };
+        }
+        self.answer(peer, watch, request)
+    }
+
     /// The check of `Host` comes first, so that no route can be reached by DNS rebinding. Forward auth does not go through the
     /// router: it is called for every request of a whole site, and routing took longer than deciding.
-    pub(crate) fn call(&self, peer: SocketAddr, watch: &ConnectionWatch, mut request: Request<Incoming>) -> Answering {
+    fn answer(&self, peer: SocketAddr, watch: &ConnectionWatch, mut request: Request<Incoming>) -> Answering {
         if let Err(refusal) = self.hosts.check(request.version(), request.uri(), request.headers()) {
             let trace = new_trace();
             if let Some(left_out) = self.app.refused.sample(self.app.desk.now()) {

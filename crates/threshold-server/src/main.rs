@@ -13,6 +13,8 @@ mod log;
 mod manual;
 mod metrics;
 mod operate;
+#[cfg_attr(not(feature = "otlp"), path = "otlp/absent.rs")]
+mod otlp;
 mod reload;
 mod replay;
 mod serve;

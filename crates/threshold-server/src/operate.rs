@@ -23,6 +23,8 @@ use threshold_limiter::{Clock as _, SystemClock};
 use crate::Report;
 use crate::cli::{BansArgs, BansCommand, HealthArgs, ServerArgs, SubjectArgs};
 use api::Unreachable;
+#[cfg(feature = "otlp")]
+pub(crate) use api::agent as api_agent;
 pub(crate) use api::{Api, system_tls};
 pub(crate) use args::{AuditArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand};
 use import::BanFile;

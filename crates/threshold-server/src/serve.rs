@@ -36,6 +36,7 @@ use crate::door::{App, Audience, Bounds, Doors, Hosts};
 use crate::init::PRESETS;
 use crate::jwt;
 use crate::log;
+use crate::otlp::Telemetry;
 use crate::reload::{Reloader, TenantFolder};
 use crate::signals::database::{EventDatabase, Retention};
 use crate::signals::sinks::{Reach, SinkSettings, Sinks};
@@ -90,6 +91,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     };
     let sinks = sink_settings(args)?;
     let bounds = bounds(args)?;
+    // Before the limiter is built, which then has an observer for spans.
+    let telemetry = Telemetry::from_environment()?;
     let store = StoreUrl::chosen(args)?;
     if matches!(&store, StoreUrl::Redis(url) if url.is_cluster()) {
         source.warn_of_ladders_apart();
@@ -123,6 +126,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let events = events(args, desk.now());
         desk.events.sender.record_allowed(args.events_sample);
         let app = Arc::new(App::with_events(desk, tokens, bounds, (events, sinks)));
+        let exporter = {
+            let app = Arc::clone(&app);
+            telemetry.map(|telemetry| telemetry.start(move || app.desk.metrics.text())).transpose()?
+        };
         maintenance::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
         let servers = servers(&app, (http, admin), hosts, acceptor.as_ref());
@@ -142,6 +149,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         give_back(&app.desk, shared.filter(|_| !at_once)).await;
         let closed = close(Arc::clone(&app), duration(args.drain)).await;
         close_sinks(app, at_once).await;
+        if let Some(exporter) = exporter.filter(|_| !at_once) {
+            let _ = tokio::task::spawn_blocking(move || exporter.stop()).await;
+        }
         anyhow::Ok(closed)
     })?;
     // Requests that are still in progress after the drain are dropped.

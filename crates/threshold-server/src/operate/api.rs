@@ -185,6 +185,13 @@ fn connect(server: &str, ca: Option<&Path>, timeout: Duration) -> anyhow::Result
     Ok((config(tls, timeout).new_agent(), server.to_owned()))
 }
 
+/// Returns a client for URLs. Only one for `https://` needs certificates.
+#[cfg(feature = "otlp")]
+pub(crate) fn agent(is_https: bool, ca: Option<&Path>, timeout: Duration) -> anyhow::Result<Agent> {
+    let tls = if is_https { tls::config(ca)? } else { TlsConfig::default() };
+    Ok(config(tls, timeout).new_agent())
+}
+
 fn config(tls: TlsConfig, timeout: Duration) -> Config {
     Agent::config_builder()
         // The body of an error has the server's message, which would be lost.

@@ -29,6 +29,8 @@ mod login;
 mod metrics;
 mod operators;
 mod origin;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod policy_keys;
 mod process;
 mod proxies;
