@@ -34,7 +34,7 @@ use crate::cli::ServeArgs;
 use crate::desk::{Desk, JournalLocation, OpenDesk};
 use crate::door::{App, Audience, Bounds, Doors, Hosts};
 use crate::init::PRESETS;
-use crate::jwt;
+use crate::jwt::{self, TokenKeys};
 use crate::log;
 use crate::otlp::Telemetry;
 use crate::reload::{Reloader, TenantFolder};
@@ -85,10 +85,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let hosts = [caller_hosts(args, &tokens), operator_hosts(args, &tokens)];
     // Before anything is opened: a server that would be open to other machines must not even restore its journal.
     check_addresses(args, &tokens)?;
-    let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(cert), Some(key)) => Some(Certificates::read(cert, key).map(|(own, files)| (Arc::new(own), files))?),
-        _ => None,
-    };
+    let tls = certificates(args)?;
     let sinks = sink_settings(args)?;
     let bounds = bounds(args)?;
     // Before the limiter is built, which then has an observer for spans.
@@ -133,18 +130,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         maintenance::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
         let servers = servers(&app, (http, admin), hosts, acceptor.as_ref());
-        let mut reloader = Reloader::new(Arc::clone(&app), args.allow_empty);
-        // The built-in starter policy and one from standard input have no file to watch.
-        if let Some(path) = args.policy.clone().filter(|path| path.as_os_str() != "-") {
-            reloader.watch_policy(path, source.text);
-        }
-        if let Some(tenants) = tenants {
-            reloader.watch_tenants(tenants, written);
-        }
-        reloader.watch_keys(keys);
-        if let Some((certificates, files)) = tls {
-            reloader.watch_certificate(certificates, files);
-        }
+        let watched = Watched { text: source.text, tenants: tenants.map(|tenants| (tenants, written)), keys, tls };
+        let reloader = reloader(args, &app, watched);
         let at_once = serve(servers, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
         give_back(&app.desk, shared.filter(|_| !at_once)).await;
         let closed = close(Arc::clone(&app), duration(args.drain)).await;
@@ -157,6 +144,42 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     // Requests that are still in progress after the drain are dropped.
     runtime.shutdown_background();
     Ok(Report { text: String::new(), code: u8::from(!closed) })
+}
+
+/// What is loaded again when its files change.
+struct Watched {
+    /// The text of the policy.
+    text: String,
+    /// The files of tenants, and the policy that they apply above.
+    tenants: Option<(TenantFolder, Policy)>,
+    keys: Option<TokenKeys>,
+    tls: Option<CertificateFiles>,
+}
+
+/// The certificates, and the bytes of their files.
+type CertificateFiles = (Arc<Certificates>, [Vec<u8>; 2]);
+
+fn certificates(args: &ServeArgs) -> anyhow::Result<Option<CertificateFiles>> {
+    let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
+    let (certificates, files) = Certificates::read(cert, key)?;
+    Ok(Some((Arc::new(certificates), files)))
+}
+
+fn reloader(args: &ServeArgs, app: &Arc<App>, watched: Watched) -> Reloader {
+    let Watched { text, tenants, keys, tls } = watched;
+    let mut reloader = Reloader::new(Arc::clone(app), args.allow_empty);
+    // The built-in starter policy and one from standard input have no file to watch.
+    if let Some(path) = args.policy.clone().filter(|path| path.as_os_str() != "-") {
+        reloader.watch_policy(path, text);
+    }
+    if let Some((tenants, policy)) = tenants {
+        reloader.watch_tenants(tenants, policy);
+    }
+    reloader.watch_keys(keys);
+    if let Some((certificates, files)) = tls {
+        reloader.watch_certificate(certificates, files);
+    }
+    reloader
 }
 
 /// Reads the bans and settings of other nodes before the first request is served: a node that joins must not let banned callers

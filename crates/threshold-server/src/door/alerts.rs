@@ -14,9 +14,10 @@ use super::openapi::{Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get};
 use super::{ApiError, App, json_bytes};
+use crate::signals::alerts::Notice;
 use crate::signals::lock;
 
-/// A change of an alert, as [`Notice::to_json`](crate::signals::alerts::Notice::to_json) writes it.
+/// A change of an alert, as [`Notice::to_json`] writes it.
 #[derive(JsonSchema)]
 #[schemars(rename = "AlertNotice", rename_all = "camelCase")]
 #[expect(dead_code, reason = "only its schema is used: core writes the JSON, for the log and webhooks too")]
@@ -73,8 +74,8 @@ async fn list(
     app.collected().await;
     let book = lock(&app.signals.alerts);
     let notices: Vec<String> = match state.as_deref() {
-        None => book.recent().map(|notice| notice.to_json()).collect(),
-        Some("raised") => book.raised().map(|notice| notice.to_json()).collect(),
+        None => book.recent().map(Notice::to_json).collect(),
+        Some("raised") => book.raised().map(Notice::to_json).collect(),
         Some(_) => return Err(ApiError::bad("state", "state must be raised, or left out")),
     };
     drop(book);

@@ -139,14 +139,14 @@ impl Sinks {
 
 fn spawn_events(
     mut worker: Worker,
-    mut take: impl FnMut(&mut Worker, Vec<Arc<[Event]>>) + Send + 'static,
+    mut take: impl FnMut(&mut Worker, &[Arc<[Event]>]) + Send + 'static,
 ) -> anyhow::Result<Sink> {
     let (queue, batches) = sync_channel::<Arc<[Event]>>(MAX_BATCHES);
     let work = move || {
         while let Ok(first) = batches.recv() {
             // All that wait, so that a sink that is slow to begin takes them at once.
             let more = batches.try_iter().take(MAX_BATCHES);
-            take(&mut worker, std::iter::once(first).chain(more).collect());
+            take(&mut worker, &std::iter::once(first).chain(more).collect::<Vec<_>>());
         }
     };
     thread::Builder::new().name("sink".to_owned()).spawn(work).context("cannot start a thread")?;
@@ -172,9 +172,9 @@ struct Worker {
 }
 
 impl Worker {
-    fn write(&mut self, lines: &Lines, batches: Vec<Arc<[Event]>>) {
+    fn write(&mut self, lines: &Lines, batches: &[Arc<[Event]>]) {
         for events in batches {
-            match lines.write(&events) {
+            match lines.write(events) {
                 Ok(()) => self.worked(),
                 Err(error) => {
                     self.failed(&error.to_string());
@@ -185,7 +185,7 @@ impl Worker {
     }
 
     /// Posts events as JSON arrays.
-    fn post(&mut self, webhook: &Webhook, batches: Vec<Arc<[Event]>>) {
+    fn post(&mut self, webhook: &Webhook, batches: &[Arc<[Event]>]) {
         let (mut body, mut number) = (String::new(), 0_usize);
         for event in batches.iter().flat_map(|batch| batch.iter()) {
             body.push(if body.is_empty() { '[' } else { ',' });

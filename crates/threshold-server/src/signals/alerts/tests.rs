@@ -1,5 +1,7 @@
 //! Tests of alerts: a naive model, scripted attacks, and the bounds.
 
+#![expect(clippy::arithmetic_side_effects, reason = "figures of tests are small")]
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -144,7 +146,7 @@ fn a_reload_changes_the_thresholds_and_keeps_the_counts() {
         )
     };
     (0..30).for_each(|second| {
-        book.add(&event(second * 1_000, &format!(r#","layer":"edge"{}"#, by("::1", 1))), at(30_000))
+        book.add(&event(second * 1_000, &format!(r#","layer":"edge"{}"#, by("::1", 1))), at(30_000));
     });
     assert_eq!(book.judge(&of("min", 31, 100), at(30_000)), []);
     assert_eq!(book.judge(&of("min", 30, 100), at(30_000)).len(), 2);

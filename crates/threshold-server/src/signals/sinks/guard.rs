@@ -37,7 +37,7 @@ pub(super) struct GuardedResolver<R> {
 impl<R: Resolver> Resolver for GuardedResolver<R> {
     fn resolve(&self, uri: &Uri, config: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
         let mut allowed = self.empty();
-        for address in self.resolver.resolve(uri, config, timeout)?.iter() {
+        for address in &self.resolver.resolve(uri, config, timeout)? {
             if self.reach.allows(address.ip()) {
                 allowed.push(*address);
             }
@@ -67,26 +67,20 @@ pub(super) fn is_public(address: IpAddr) -> bool {
 
 /// Returns whether an address is none of those that IANA's registry of special-purpose addresses has as not globally reachable.
 fn is_public_v4(address: Ipv4Addr) -> bool {
-    !matches!(
-        address.octets(),
-        // This network, private, loopback.
-        [0 | 10 | 127, ..]
+    match address.octets() {
+        // This network, private, loopback; multicast, reserved and broadcast.
+        [0 | 10 | 127 | 224..=255, ..] => false,
         // Shared by providers (CGNAT), where some clouds have their metadata.
-        | [100, 64..=127, ..]
+        [100, 64..=127, ..] => false,
         // Link-local, with the metadata of most clouds.
-        | [169, 254, ..]
-        | [172, 16..=31, ..]
-        // Protocol assignments, documentation, relays of 6to4, private.
-        | [192, 0, 0 | 2, _]
-        | [192, 88, 99, _]
-        | [192, 168, ..]
+        [169, 254, ..] => false,
+        [172, 16..=31, ..] => false,
+        // Private; protocol assignments and documentation; relays of 6to4.
+        [192, 168, ..] | [192, 0, 0 | 2, _] | [192, 88, 99, _] => false,
         // Benchmarks and documentation.
-        | [198, 18 | 19, ..]
-        | [198, 51, 100, _]
-        | [203, 0, 113, _]
-        // Multicast, reserved, broadcast.
-        | [224..=255, ..]
-    )
+        [198, 18 | 19, ..] | [198, 51, 100, _] | [203, 0, 113, _] => false,
+        _ => true,
+    }
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
@@ -100,7 +94,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
             v4(high, low)
         }
         // Protocol assignments with Teredo, and documentation.
-        [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
+        [0x2001, 0..=0x1ff | 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
         // Global unicast, 2000::/3. All else is loopback, unspecified, link-local, local, multicast or not assigned.
         [first, ..] => first & 0xe000 == 0x2000,
     }
