@@ -1,6 +1,7 @@
 //! Explains which rules match a request, with their keys and limits, and why the others do not.
 
 mod subject;
+mod usage;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,6 +14,7 @@ use crate::policy::{Measured, Mismatch, OnMissing, Per, Policy, Rule, TierSource
 use crate::text::is_hidden;
 
 pub use subject::{SubjectBudget, SubjectLadder};
+pub use usage::CallerLimit;
 
 /// Why a rule does or does not apply.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -383,7 +383,7 @@ fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<Str
         let reading = decision.bound_by();
         put("limit", json!(reading.map(|reading| reading.limit)));
         put("remaining", json!(reading.map(|reading| reading.remaining)));
-        put("period", json!(rule.zip(reading).map(|(rule, reading)| prose(rule, reading))));
+        put("period", json!(rule.zip(reading).map(|(rule, reading)| prose_of(rule, reading))));
     }
     put("message", json!(rule.and_then(|rule| rule.message.as_deref())));
     if shown == Disclosure::Full {
@@ -436,12 +436,19 @@ fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String
 }
 
 /// Returns the limit in prose: the rule's `period`, else `100 per minute`.
-fn prose(rule: &Rule, reading: &Reading) -> String {
+fn prose_of(rule: &Rule, reading: &Reading) -> String {
+    match &rule.period {
+        None if reading.at_once => format!("{} at once", reading.limit),
+        _ => prose(rule, reading.limit, reading.unit, reading.period),
+    }
+}
+
+/// Describes a limit over time in words.
+pub(crate) fn prose(rule: &Rule, limit: u64, unit: Unit, period: Span) -> String {
     match &rule.period {
         Some(own) => own.to_string(),
-        None if reading.at_once => format!("{} at once", reading.limit),
-        None if reading.limit == 0 => "never".to_owned(),
-        None => format!("{} per {}", quantity(reading.limit, reading.unit), any_period(reading.period)),
+        None if limit == 0 => "never".to_owned(),
+        None => format!("{} per {}", quantity(limit, unit), any_period(period)),
     }
 }
 

@@ -15,6 +15,7 @@ mod settings;
 mod subjects;
 #[cfg(test)]
 pub(crate) mod tests;
+mod usage;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +46,7 @@ pub(crate) use persistence::{JournalLocation, OpenDesk};
 pub(crate) use requests::{ANSWER_LIFETIME, BeginOutcome, BegunRequest, SharedRequests};
 pub(crate) use settings::NewSetting;
 pub(crate) use subjects::{BudgetState, LadderState, Subject, Target};
+pub(crate) use usage::LimitUsage;
 
 /// The server's limiter, on any store and clock.
 type ServerLimiter = Limiter<AnyStore, Arc<dyn Clock>>;

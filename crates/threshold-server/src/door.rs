@@ -23,6 +23,7 @@ mod stats;
 #[cfg(test)]
 mod test_server;
 mod token_guesses;
+mod usage;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

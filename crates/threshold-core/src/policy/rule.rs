@@ -506,6 +506,19 @@ impl Match {
         self.first_mismatch(caller).is_none()
     }
 
+    /// Whether a request of this caller can match that has the facts that are unknown here.
+    pub(crate) fn may_hold(&self, caller: &Caller<'_>) -> bool {
+        let facts = self.fact.iter().filter(|(name, _)| caller.facts.fact(name).is_some());
+        let known = Self {
+            method: caller.method.get().map(|_| self.method.clone()).unwrap_or_default(),
+            path: caller.path.get().map(|_| self.path.clone()).unwrap_or_default(),
+            host: caller.host.get().map(|_| self.host.clone()).unwrap_or_default(),
+            fact: facts.cloned().collect(),
+            ..self.clone()
+        };
+        known.holds(caller)
+    }
+
     /// Returns why a request does not match.
     pub(crate) fn mismatch(&self, caller: &Caller<'_>) -> Option<Mismatch> {
         let key = self.first_mismatch(caller)?;

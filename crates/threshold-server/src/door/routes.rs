@@ -10,7 +10,7 @@ use axum::handler::Handler;
 use axum::routing::{self, MethodRouter};
 
 use super::openapi::{Operation, Schemas};
-use super::{App, Audience, admin, alerts, health, http, login, metrics, stats};
+use super::{App, Audience, admin, alerts, health, http, login, metrics, stats, usage};
 
 /// One method of one path.
 pub(super) struct Route {
@@ -27,7 +27,7 @@ pub(super) type Describe = fn(&mut Schemas) -> Operation;
 
 /// Returns every route.
 pub(super) fn all() -> impl Iterator<Item = Route> {
-    let callers = [http::routes(), login::routes(), health::routes(), metrics::routes()];
+    let callers = [http::routes(), login::routes(), usage::routes(), health::routes(), metrics::routes()];
     callers.into_iter().flatten().chain(operators())
 }
 
@@ -37,7 +37,7 @@ fn operators() -> impl Iterator<Item = Route> {
 }
 
 /// Returns the routes of a listener. The health checks, the metrics and the OpenAPI document are for everyone; operators also
-/// have `/v1/explain`, which says why a caller is denied and changes nothing.
+/// have `/v1/explain` and `/v1/usage`, which change nothing.
 fn of(audience: Audience) -> impl Iterator<Item = Route> {
     let is_operators = |path: &str| operators().any(|route| route.path == path);
     let is_callers = |path: &str| {
