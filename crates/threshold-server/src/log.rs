@@ -102,9 +102,8 @@ impl Observer for DenialLog {
         if !decision.escalations.is_empty() {
             self.log_strikes(observed);
         }
-        // A peek stops nobody.
-        if !decision.allowed() && operation != Operation::Peek {
-            self.log(facts, decision, policy);
+        if !decision.allowed() {
+            self.log(operation, facts, decision, policy);
         }
     }
 
@@ -176,12 +175,16 @@ impl DenialLog {
         }
     }
 
-    fn log(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+    fn log(&self, operation: Operation, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
         let rule = decision.rule(policy);
         let is_each = |rule: &Rule| rule.log == LogMode::Each;
         // Also a rule that was exceeded but did not bind: with `log = "each"` an operator asks for every denial that
         // it took part in.
         let each = rule.is_some_and(is_each) || exceeded(decision, policy).any(|(rule, _)| is_each(rule));
+        // A peek stops nobody by itself. An application that stops a request after it can ask for a line with `each`.
+        if operation == Operation::Peek && !each {
+            return;
+        }
         // A line of `each` leaves the sampler alone, so that it neither uses up the ten lines of others nor reports
         // their number.
         let left_out = if each { Some(0) } else { self.denied.sample(decision.at) };

@@ -43,6 +43,7 @@ mod reload;
 mod rotation;
 mod shadow;
 mod shared_store;
+mod signals;
 mod sockets;
 mod stalled_log;
 mod start;
