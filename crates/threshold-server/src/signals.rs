@@ -5,6 +5,7 @@
 
 pub(crate) mod alerts;
 pub(crate) mod database;
+mod reported;
 pub(crate) mod sinks;
 pub(crate) mod tops;
 
@@ -17,6 +18,7 @@ use threshold_limiter::events::{self, EventReceiver, EventSender};
 use crate::metrics::Metrics;
 use alerts::AlertBook;
 use database::EventDatabase;
+use reported::ReportedIds;
 use sinks::Sinks;
 use tops::Tops;
 
@@ -45,15 +47,17 @@ pub(crate) struct Signals {
     pub(crate) tops: Mutex<Tops>,
     pub(crate) database: EventDatabase,
     pub(crate) sinks: Sinks,
+    reported: Mutex<ReportedIds>,
 }
 
 impl Signals {
     pub(crate) fn new(queue: Arc<EventQueue>, database: EventDatabase, sinks: Sinks) -> Self {
-        Self { queue, alerts: Mutex::default(), tops: Mutex::default(), database, sinks }
+        Self { queue, alerts: Mutex::default(), tops: Mutex::default(), database, sinks, reported: Mutex::default() }
     }
 
-    /// Records events that another system reports.
-    pub(crate) fn report(&self, events: Vec<Event>) {
+    /// Records events that another system reports, unless it has reported them before.
+    pub(crate) fn report(&self, mut events: Vec<Event>) {
+        lock(&self.reported).retain_new(&mut events);
         for event in events {
             self.queue.sender.send(event);
         }

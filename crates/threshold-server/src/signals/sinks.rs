@@ -10,7 +10,7 @@ mod tests;
 mod webhook;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -27,8 +27,10 @@ use self::settings::Target;
 use self::webhook::{Patience, Stop, Webhook};
 use super::alerts::Notice;
 
-/// The most batches of events that wait for one sink. Batches are shared, so that they are in memory once.
-const MAX_BATCHES: usize = 64;
+/// The most events that wait for one sink: twice as many as one batch may have. One has about a kilobyte, and sinks share them.
+const MAX_EVENTS: usize = 16_384;
+/// The most batches that wait for one sink.
+const MAX_BATCHES: usize = 1_024;
 /// The most notices that wait for one receiver: ten for each address whose alert can be raised.
 const MAX_NOTICES: usize = 1_000;
 /// The most events and bytes in one request. A Threshold server takes a body of 1 MiB.
@@ -52,7 +54,7 @@ impl fmt::Debug for Sinks {
 
 /// The queue of a sink.
 enum Sink {
-    Events(SyncSender<Arc<[Event]>>),
+    Events(EventQueue),
     Alerts(SyncSender<Notice>),
 }
 
@@ -61,6 +63,26 @@ impl Default for Sinks {
     fn default() -> Self {
         let (_, ended) = channel();
         Self { sinks: Mutex::default(), lost: Arc::default(), stop: Arc::default(), ended: Mutex::new(ended) }
+    }
+}
+
+/// The batches that wait, or are being taken.
+struct EventQueue {
+    batches: SyncSender<Arc<[Event]>>,
+    events: Arc<AtomicUsize>,
+}
+
+impl EventQueue {
+    /// Adds a batch, and returns whether there was room.
+    fn add(&self, batch: &Arc<[Event]>) -> bool {
+        // Before it is sent, so that the thread never subtracts what is not yet added.
+        let before = self.events.fetch_add(batch.len(), Ordering::Relaxed);
+        let has_room = before.saturating_add(batch.len()) <= MAX_EVENTS;
+        let is_added = has_room && self.batches.try_send(Arc::clone(batch)).is_ok();
+        if !is_added {
+            self.events.fetch_sub(batch.len(), Ordering::Relaxed);
+        }
+        is_added
     }
 }
 
@@ -103,7 +125,7 @@ impl Sinks {
         }
         for sink in self.sinks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             if let Sink::Events(queue) = sink
-                && queue.try_send(Arc::clone(events)).is_err()
+                && !queue.add(events)
             {
                 self.lost.fetch_add(events.len().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
             }
@@ -141,12 +163,16 @@ fn spawn_events(
     mut worker: Worker,
     mut take: impl FnMut(&mut Worker, &[Arc<[Event]>]) + Send + 'static,
 ) -> anyhow::Result<Sink> {
-    let (queue, batches) = sync_channel::<Arc<[Event]>>(MAX_BATCHES);
+    let (sender, batches) = sync_channel::<Arc<[Event]>>(MAX_BATCHES);
+    let queue = EventQueue { batches: sender, events: Arc::default() };
+    let waiting = Arc::clone(&queue.events);
     let work = move || {
         while let Ok(first) = batches.recv() {
             // All that wait, so that a sink that is slow to begin takes them at once.
-            let more = batches.try_iter().take(MAX_BATCHES);
-            take(&mut worker, &std::iter::once(first).chain(more).collect::<Vec<_>>());
+            let taken: Vec<_> = std::iter::once(first).chain(batches.try_iter().take(MAX_BATCHES)).collect();
+            take(&mut worker, &taken);
+            // Afterwards: they are in memory until then.
+            waiting.fetch_sub(taken.iter().map(|batch| batch.len()).sum(), Ordering::Relaxed);
         }
     };
     thread::Builder::new().name("sink".to_owned()).spawn(work).context("cannot start a thread")?;

@@ -202,8 +202,8 @@ fn a_dead_receiver_fills_its_queue_and_delays_nothing() {
     events.events(&batch(0..1));
     // Its thread waits for an answer from now on, and takes no more.
     let busy = dead.accept().unwrap();
-    (0..3 * MAX_BATCHES).for_each(|number| events.events(&batch(number * 10..(number + 1) * 10)));
-    assert_eq!(events.lost(), 2 * 10 * u64::try_from(MAX_BATCHES).unwrap());
+    (0..40).for_each(|number| events.events(&batch(number * 1_000..(number + 1) * 1_000)));
+    assert_eq!(events.lost(), 24_000, "16 batches have room beside the first event");
     let (alive, got) = receiver(&["200 OK"]);
     let alerts = start(&[], &[("THRESHOLD_ALERT_URL", &format!("{url} http://{alive}/"))]);
     alerts.alert(&notice(RAISED));
