@@ -3,6 +3,7 @@
 
 mod audit;
 mod ban_sets;
+mod erasure;
 mod explained;
 mod logins;
 mod lookups;

@@ -4,6 +4,7 @@ mod admin;
 mod alerts;
 mod answer_memory;
 pub(crate) mod error;
+mod events;
 mod forward_auth;
 pub(crate) mod health;
 mod hosts;
@@ -74,6 +75,8 @@ pub(crate) struct App {
     operator_answer_memory: AnswerMemory,
     request_ids: Arc<RequestIds>,
     token_guesses: TokenGuesses,
+    event_reports: events::EventReports,
+    event_streams: events::EventStreams,
     /// Samples the requests that are refused for their headers.
     pub(crate) refused: LogSampler,
     forward_auth: forward_auth::ForwardAuth,
@@ -143,6 +146,8 @@ impl App {
             operator_answer_memory,
             request_ids,
             token_guesses: TokenGuesses::default(),
+            event_reports: events::EventReports::default(),
+            event_streams: events::EventStreams::default(),
             refused: LogSampler::default(),
             forward_auth,
             signals,

@@ -244,7 +244,7 @@ impl Desk {
     }
 
     /// Waits until a change is on disk.
-    async fn acknowledged(&self) -> Result<(), OperationError> {
+    pub(super) async fn acknowledged(&self) -> Result<(), OperationError> {
         self.wait_until_saved(SAVE_TIMEOUT).await.map_err(|_| OperationError::NotSaved)
     }
 }

@@ -29,9 +29,9 @@ use super::query::Query;
 use super::routes::{Route, delete, get, post, put};
 use super::{ApiError, App, json, json_bytes};
 use crate::desk;
-pub(super) use describe::operator_call;
-use operator::Operator;
-pub(super) use operator::{Reader, caller_name};
+pub(super) use describe::{change, operator_call};
+
+pub(super) use operator::{Operator, Reader, caller_name};
 use settings::{NewSetting, SettingBody};
 use subjects::SubjectBody;
 

@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
 use axum::extract::{FromRequestParts, State};
@@ -14,6 +13,7 @@ use http::request::Parts;
 use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_limiter::tower::PeerAddr;
+use tokio::sync::watch;
 
 use super::openapi::{Operation, Schemas, WRONG_HOST, json_content};
 use super::routes::{Route, get};
@@ -22,7 +22,7 @@ use super::{App, json};
 /// The state that `/readyz` reports.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
-    draining: AtomicBool,
+    draining: watch::Sender<bool>,
     /// Why the policy file could not be loaded.
     policy: ArcSwapOption<Problem>,
     /// Why files of tenants could not be loaded.
@@ -115,7 +115,13 @@ impl Health {
 
     /// Marks the server as draining: it accepts no more connections.
     pub(crate) fn set_draining(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.send_replace(true);
+    }
+
+    /// Waits until the server drains.
+    pub(crate) async fn until_draining(&self) {
+        // The sender is a field of this.
+        let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
     }
 }
 
@@ -179,7 +185,7 @@ async fn alive() -> Response {
 /// A degraded server answers 200: it decides by the last good policy, and to take it out of service would not help.
 async fn ready(State(app): State<Arc<App>>, viewer: Viewer) -> Response {
     // Before the problems: a load balancer must stop sending requests, whatever else is wrong.
-    if app.health.draining.load(Ordering::Relaxed) {
+    if *app.health.draining.borrow() {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
     let health = &app.health;

@@ -56,10 +56,19 @@ impl FromRequest<Arc<App>> for JsonBody {
 impl JsonBody {
     /// Reads the body of a request, of at most this many bytes.
     pub(super) async fn read(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
+        Self::read_coded(request, app, max, &["identity"]).await
+    }
+
+    /// Reads the body of a request, of at most this many bytes, which may be compressed with gzip. It is returned as it was sent.
+    pub(super) async fn read_compressed(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
+        Self::read_coded(request, app, max, &["identity", "gzip", "x-gzip"]).await
+    }
+
+    async fn read_coded(request: Request, app: &App, max: usize, codings: &[&str]) -> Result<Self, ApiError> {
         let headers = request.headers();
         Caller::of(headers, request.extensions(), app).await?;
         require_json_from_pages(headers)?;
-        require_uncompressed(headers)?;
+        require_coding(headers, codings)?;
         let bounds = app.bounds;
         // Refused by its declared size before a byte is read: a client that waits for 100 Continue never sends it.
         let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -122,14 +131,17 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 
-/// Refuses compressed bodies: a small one can expand to any size (a decompression bomb), and requests are short.
-fn require_uncompressed(headers: &HeaderMap) -> Result<(), ApiError> {
-    let compressed =
-        headers.get_all(CONTENT_ENCODING).iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"));
-    if !compressed {
+/// Refuses compressed bodies, unless their call bounds what they expand to: a small one can expand to any size (a decompression
+/// bomb).
+fn require_coding(headers: &HeaderMap, codings: &[&str]) -> Result<(), ApiError> {
+    let is_taken = |value: &[u8]| codings.iter().any(|coding| value.eq_ignore_ascii_case(coding.as_bytes()));
+    if headers.get_all(CONTENT_ENCODING).iter().all(|value| is_taken(value.as_bytes())) {
         return Ok(());
     }
-    let message = "send the body uncompressed, without Content-Encoding";
+    let message = match codings {
+        [_] => "send the body uncompressed, without Content-Encoding",
+        _ => "send the body uncompressed, or with Content-Encoding: gzip",
+    };
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 

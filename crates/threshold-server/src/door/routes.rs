@@ -10,7 +10,7 @@ use axum::handler::Handler;
 use axum::routing::{self, MethodRouter};
 
 use super::openapi::{Operation, Schemas};
-use super::{App, Audience, admin, alerts, health, http, login, metrics, stats, usage};
+use super::{App, Audience, admin, alerts, events, health, http, login, metrics, stats, usage};
 
 /// One method of one path.
 pub(super) struct Route {
@@ -27,28 +27,33 @@ pub(super) type Describe = fn(&mut Schemas) -> Operation;
 
 /// Returns every route.
 pub(super) fn all() -> impl Iterator<Item = Route> {
-    let callers = [http::routes(), login::routes(), usage::routes(), health::routes(), metrics::routes()];
-    callers.into_iter().flatten().chain(operators())
+    callers().chain([health::routes(), metrics::routes()].into_iter().flatten()).chain(operators())
+}
+
+/// Returns the routes that callers use.
+fn callers() -> impl Iterator<Item = Route> {
+    [http::routes(), login::routes(), usage::routes(), events::caller_routes()].into_iter().flatten()
 }
 
 /// Returns the routes that are for operators alone.
 fn operators() -> impl Iterator<Item = Route> {
-    [admin::routes(), alerts::routes(), stats::routes()].into_iter().flatten()
+    [admin::routes(), alerts::routes(), events::routes(), stats::routes()].into_iter().flatten()
 }
 
 /// Returns the routes of a listener. The health checks, the metrics and the OpenAPI document are for everyone; operators also
 /// have `/v1/explain` and `/v1/usage`, which change nothing.
 fn of(audience: Audience) -> impl Iterator<Item = Route> {
-    let is_operators = |path: &str| operators().any(|route| route.path == path);
-    let is_callers = |path: &str| {
-        let callers = [http::routes(), login::routes()];
-        let is_shared = matches!(path, "/openapi.json" | "/v1/explain");
-        !is_shared && callers.iter().flatten().any(|route| route.path == path)
+    // By path and method: callers report events at the path at which operators read them.
+    let is_in = |mut routes: Box<dyn Iterator<Item = Route>>, own: &Route| {
+        routes.any(|route| (route.path, route.method) == (own.path, own.method))
     };
     all().filter(move |route| match audience {
         Audience::Everyone => true,
-        Audience::Callers => !is_operators(route.path),
-        Audience::Operators => !is_callers(route.path),
+        Audience::Callers => !is_in(Box::new(operators()), route),
+        Audience::Operators => {
+            let is_shared = matches!(route.path, "/openapi.json" | "/v1/explain" | "/v1/usage");
+            is_shared || !is_in(Box::new(callers()), route)
+        }
     })
 }
 

@@ -188,13 +188,22 @@ impl EventDatabase {
         let (rows, unnamed) = writer.folder.fold(events, now);
         self.unnamed.fetch_add(unnamed, Ordering::Relaxed);
         self.open_if_closed(writer, now);
-        for chunk in rows.chunks(CHUNK) {
+        let mut left = rows.as_slice();
+        while let Some((chunk, rest)) = left.split_at_checked(CHUNK.min(left.len())).filter(|_| !left.is_empty()) {
             let mut inserted = self.insert_chunk(writer, chunk);
             if inserted.as_ref().is_err_and(is_damaged) {
                 self.set_aside(writer, now);
                 inserted = self.insert_chunk(writer, chunk);
             }
-            self.report(writer, chunk, inserted.err());
+            match inserted {
+                Ok(()) => self.report_success(writer),
+                // Each further attempt would wait for a locked file again.
+                Err(error) => {
+                    self.report_loss(writer, left, &error);
+                    break;
+                }
+            }
+            left = rest;
         }
         self.announce_newest(writer);
     }
@@ -319,22 +328,18 @@ impl EventDatabase {
         Ok(inserted?)
     }
 
-    /// Counts what was lost. Only the first and the last failure in a row are logged.
-    fn report(&self, writer: &mut Writer, chunk: &[Cow<'_, Event>], error: Option<DatabaseError>) {
-        match error {
-            Some(error) => {
-                let lost = chunk.iter().fold(0_u64, |sum, event| sum.saturating_add(event.count));
-                self.lost.fetch_add(lost, Ordering::Relaxed);
-                if !writer.is_failing {
-                    tracing::error!(reason = %error, "events are not recorded");
-                }
-                writer.is_failing = true;
-            }
-            None if writer.is_failing => {
-                writer.is_failing = false;
-                tracing::info!(lost = self.lost(), "events are recorded again");
-            }
-            None => {}
+    /// Counts what was lost. Only the first failure in a row is logged.
+    fn report_loss(&self, writer: &mut Writer, rows: &[Cow<'_, Event>], error: &DatabaseError) {
+        let lost = rows.iter().fold(0_u64, |sum, event| sum.saturating_add(event.count));
+        self.lost.fetch_add(lost, Ordering::Relaxed);
+        if !std::mem::replace(&mut writer.is_failing, true) {
+            tracing::error!(reason = %error, "events are not recorded");
+        }
+    }
+
+    fn report_success(&self, writer: &mut Writer) {
+        if std::mem::take(&mut writer.is_failing) {
+            tracing::info!(lost = self.lost(), "events are recorded again");
         }
     }
 

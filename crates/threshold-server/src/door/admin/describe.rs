@@ -124,7 +124,7 @@ fn after() -> Value {
 }
 
 /// A call that changes something.
-fn change(id: &'static str, summary: &'static str, answer: &Value) -> Operation {
+pub(in crate::door) fn change(id: &'static str, summary: &'static str, answer: &Value) -> Operation {
     operator_call(id, summary, answer).errors(&[NOT_SAVED, READ_ONLY])
 }
 

@@ -18,7 +18,7 @@ pub(in crate::door) struct Reader;
 
 /// Proof that a request may make changes, and the operator's name in the audit.
 #[derive(Debug)]
-pub(super) struct Operator(pub(super) String);
+pub(in crate::door) struct Operator(pub(in crate::door) String);
 
 impl FromRequestParts<Arc<App>> for Reader {
     type Rejection = ApiError;

@@ -1,0 +1,273 @@
+//! `/v1/events`: what is recorded of decisions, as pages or as a stream; reports of other systems; the erasure of a subject.
+
+mod describe;
+mod report;
+mod stream;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use http::header::ACCEPT;
+use http::{HeaderMap, StatusCode};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use threshold_core::Timestamp;
+use threshold_core::policy::{Layer, Policy};
+use threshold_limiter::api::{layer_named, unknown_layer};
+
+use super::admin::{Operator, Reader};
+use super::http::trace_id;
+use super::json_body::JsonBody;
+use super::query::Query;
+use super::routes::{Route, delete, get, post};
+use super::{ApiError, App, json, json_bytes};
+use crate::signals::database::{DatabaseError, EventQuery, Field, Filter, Page};
+pub(super) use report::EventReports;
+pub(super) use stream::EventStreams;
+
+const PATH: &str = "/v1/events";
+/// The number of events in one answer by default.
+const DEFAULT_PAGE: usize = 100;
+/// The most events in one answer.
+const MAX_PAGE: usize = 1_000;
+const VERDICTS: [&str; 5] = ["allow", "warn", "slow", "deny", "ban"];
+
+/// The query of a call that lists events.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ListQuery {
+    after: Option<String>,
+    limit: Option<String>,
+    since: Option<String>,
+    layer: Option<String>,
+    blocked: Option<String>,
+    tenant: Option<String>,
+    user_id: Option<String>,
+    endpoint: Option<String>,
+    ip: Option<String>,
+    rule: Option<String>,
+    verdict: Option<String>,
+    subject: Option<String>,
+    trace_id: Option<String>,
+}
+
+/// The query of a call that erases events.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct EraseQuery {
+    tenant: Option<String>,
+    user_id: Option<String>,
+    ip: Option<String>,
+    reason: Option<String>,
+}
+
+/// The result of an erasure.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Erased")]
+struct ErasedBody {
+    ok: bool,
+    /// The number of events that were erased.
+    erased: u64,
+}
+
+/// The result of a report.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Reported")]
+struct ReportedBody {
+    /// The number of events that are counted.
+    accepted: usize,
+    /// The number of those that are known already, and of lines that stopped nobody.
+    ignored: usize,
+}
+
+/// The routes of operators.
+pub(super) fn routes() -> Vec<Route> {
+    vec![get(PATH, list, describe::list), delete(PATH, erase, describe::erase)]
+}
+
+/// The routes of callers.
+pub(super) fn caller_routes() -> Vec<Route> {
+    vec![post(PATH, report, describe::report)]
+}
+
+async fn list(
+    _: Reader,
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Query(query): Query<ListQuery>,
+) -> Result<Response, ApiError> {
+    let has_limit = query.limit.is_some();
+    let query = query.read(&app.desk.policy())?;
+    if wants_stream(&headers) {
+        if has_limit {
+            return Err(ApiError::bad("limit", "a stream has no limit"));
+        }
+        return stream::open(app, &headers, query).await;
+    }
+    let Page { events, next } = page(&app, query, Collect::First).await?;
+    let events: Vec<String> = events.into_iter().map(|(_, event)| event).collect();
+    let body = format!(r#"{{"events":[{}],"next":{next}}}"#, events.join(","));
+    let permit = app.operator_answer_memory.acquire(body.len()).await?;
+    Ok(json_bytes(StatusCode::OK, permit.body(body.into_bytes(), app.bounds.client_timeout)))
+}
+
+/// Whether events that wait in the queue are recorded first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Collect {
+    First,
+    Later,
+}
+
+/// Reads a page, on a thread that may block.
+async fn page(app: &Arc<App>, query: EventQuery, collect: Collect) -> Result<Page, ApiError> {
+    let app = Arc::clone(app);
+    let read = tokio::task::spawn_blocking(move || {
+        if collect == Collect::First {
+            app.signals.collect(&app.desk.policy(), app.desk.now());
+        }
+        app.signals.database.page(&query)
+    });
+    read.await.map_err(|_| unavailable())?.map_err(ApiError::from)
+}
+
+async fn erase(
+    operator: Operator,
+    State(app): State<Arc<App>>,
+    Query(EraseQuery { tenant, user_id, ip, reason }): Query<EraseQuery>,
+) -> Result<Response, ApiError> {
+    let policy = app.desk.policy();
+    let given = [(Layer::User, "userId", user_id), (Layer::Edge, "ip", ip), (Layer::Tenant, "tenant", tenant)];
+    let (mut filters, mut subjects) = (Vec::new(), Vec::new());
+    for (layer, name, value) in given {
+        let Some(value) = value else { continue };
+        let filter = named(layer, name, &value, &policy)?;
+        // By its digest: the audit must not keep the name that is erased.
+        subjects
+            .extend(filter.values.iter().find(|value| value.starts_with('#')).map(|digest| (layer, digest.clone())));
+        filters.push(filter);
+    }
+    if filters.is_empty() {
+        return Err(ApiError::bad("userId", "name the subject: userId, ip or tenant"));
+    }
+    app.desk.audit_erasure(&operator.0, &subjects, reason.as_deref()).await?;
+    let erased = tokio::task::spawn_blocking(move || {
+        // Those that wait in the queue too.
+        app.signals.collect(&policy, app.desk.now());
+        app.signals.database.erase(&filters, app.desk.now())
+    });
+    let erased = erased.await.map_err(|_| unavailable())??;
+    Ok(json(StatusCode::OK, &ErasedBody { ok: true, erased }))
+}
+
+async fn report(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    // Before the body is read, so that only few large bodies are in memory at a time.
+    let _turn = app.event_reports.turn().await?;
+    let JsonBody(body) = JsonBody::read_compressed(request, &app, report::MAX_BODY).await?;
+    let (policy, now) = (app.desk.policy(), app.desk.now());
+    // Megabytes of JSON would hold up the requests of this thread.
+    let read = tokio::task::spawn_blocking(move || report::read(&body, &policy, now)).await;
+    let mut read = read.map_err(|_| unavailable())??;
+    let ignored = app.event_reports.remove_known(&mut read.events);
+    let accepted = read.events.len();
+    app.signals.report(read.events);
+    Ok(json(StatusCode::OK, &ReportedBody { accepted, ignored: read.ignored.saturating_add(ignored) }))
+}
+
+impl ListQuery {
+    fn read(self, policy: &Policy) -> Result<EventQuery, ApiError> {
+        let number = |name: &'static str, text: &str| {
+            text.parse().map_err(|_| ApiError::bad(name, format!("{name} must be a whole number")))
+        };
+        let after = self.after.as_deref().map(|text| number("after", text)).transpose()?;
+        let since = self.since.as_deref().map(|text| number("since", text)).transpose()?;
+        let mut filters = Vec::new();
+        let mut add = |field, value: Option<String>, check: &dyn Fn(&str) -> Result<(), ApiError>| {
+            let Some(value) = value else { return Ok(()) };
+            check(&value)?;
+            filters.push(Filter { field, values: vec![value] });
+            Ok::<(), ApiError>(())
+        };
+        add(Field::Layer, self.layer, &|value| {
+            layer_named(value).map(drop).ok_or_else(|| ApiError::bad("layer", unknown_layer(value)))
+        })?;
+        add(Field::Blocked, self.blocked, &|value| {
+            let is_bool = matches!(value, "true" | "false");
+            is_bool.then_some(()).ok_or_else(|| ApiError::bad("blocked", "blocked must be true or false"))
+        })?;
+        add(Field::Verdict, self.verdict, &|value| {
+            let message = || format!("verdict must be one of {}", VERDICTS.join(", "));
+            VERDICTS.contains(&value).then_some(()).ok_or_else(|| ApiError::bad("verdict", message()))
+        })?;
+        add(Field::TraceId, self.trace_id.map(|id| id.to_ascii_lowercase()), &|value| {
+            let message = "a trace id has 32 hexadecimal digits";
+            trace_id(value).map(drop).ok_or_else(|| ApiError::bad("traceId", message))
+        })?;
+        add(Field::Endpoint, self.endpoint, &|_| Ok(()))?;
+        add(Field::Rule, self.rule, &|_| Ok(()))?;
+        add(Field::Subject, self.subject, &|_| Ok(()))?;
+        let names = [
+            (Layer::Tenant, "tenant", self.tenant),
+            (Layer::User, "userId", self.user_id),
+            (Layer::Edge, "ip", self.ip),
+        ];
+        for (layer, name, value) in names {
+            filters.extend(value.map(|value| named(layer, name, &value, policy)).transpose()?);
+        }
+        Ok(EventQuery {
+            after,
+            limit: limit(self.limit.as_deref())?,
+            filters,
+            since: since.map(|millis: u64| Timestamp::from_micros(millis.saturating_mul(1_000))),
+        })
+    }
+}
+
+/// Returns a filter by a name, in each form in which events may show it: `log_identifiers` may have been changed since.
+fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Result<Filter, ApiError> {
+    if value.is_empty() {
+        return Err(ApiError::bad(name, format!("{name} must not be empty")));
+    }
+    let field = match layer {
+        Layer::User => Field::UserId,
+        Layer::Tenant => Field::Tenant,
+        _ => Field::Ip,
+    };
+    if value.starts_with('#') {
+        return Ok(Filter { field, values: vec![value.to_owned()] });
+    }
+    let shown = match field {
+        Field::Ip => {
+            let whom = policy.ban_target(layer, value);
+            whom.map_err(|_| ApiError::bad(name, "ip must be an address, or a block as events show it"))?.key()
+        }
+        _ => value.to_owned(),
+    };
+    let digest = policy.key().redact(&shown);
+    Ok(Filter { field, values: vec![shown, digest] })
+}
+
+fn limit(text: Option<&str>) -> Result<usize, ApiError> {
+    text.map_or(Ok(DEFAULT_PAGE), |text| {
+        let limit = text.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+        limit.ok_or_else(|| ApiError::bad("limit", format!("limit must be from 1 to {MAX_PAGE}")))
+    })
+}
+
+fn wants_stream(headers: &HeaderMap) -> bool {
+    let accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut kinds = accepts.flat_map(|value| value.split(',')).map(|kind| kind.split(';').next().unwrap_or("").trim());
+    kinds.any(|kind| kind.eq_ignore_ascii_case(stream::MEDIA_TYPE))
+}
+
+fn unavailable() -> ApiError {
+    DatabaseError::Closed.into()
+}
+
+impl From<DatabaseError> for ApiError {
+    fn from(error: DatabaseError) -> Self {
+        tracing::warn!(reason = %error, "events not read or erased");
+        let message = "the events cannot be reached; the server's log says why";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
+    }
+}

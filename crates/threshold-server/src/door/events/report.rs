@@ -1,0 +1,290 @@
+//! Reads events that other systems report: core's JSON, or lines of Cloudflare's `firewall_events`, which Logpush uploads.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::Hash as _;
+use std::io::{BufRead as _, BufReader, Read};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use flate2::read::MultiGzDecoder;
+use http::StatusCode;
+use serde::Deserialize;
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use threshold_core::event::{Event, EventId};
+use threshold_core::path::normalize_method;
+use threshold_core::policy::{Layer, Policy};
+use threshold_core::{Facts, Timestamp};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+use crate::door::ApiError;
+
+/// The largest body, whatever `--max-body` is: Logpush uploads up to 5 MB by default, before compression.
+pub(super) const MAX_BODY: usize = 8 << 20;
+/// The most bytes of lines, and of a batch.
+const MAX_LINES: u64 = 64 << 20;
+const MAX_LINE: usize = 64 << 10;
+/// The most decisions that one event may stand for.
+const MAX_COUNT: u64 = 1_000_000_000;
+/// The most bodies that are read at once, and how long others wait.
+const TURNS: usize = 4;
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
+/// The ids of reported events that are remembered: those of an hour of a busy edge.
+const MAX_KNOWN: usize = 65_536;
+
+/// What a report has told.
+#[derive(Debug, Default)]
+pub(super) struct Reported {
+    pub(super) events: Vec<Event>,
+    /// The number of lines that stopped nobody.
+    pub(super) ignored: usize,
+}
+
+/// A line of `firewall_events`. A job chooses which fields it sends.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct FirewallEvent {
+    action: String,
+    datetime: When,
+    #[serde(rename = "ClientIP")]
+    client_ip: Option<String>,
+    client_request_method: Option<String>,
+    client_request_path: Option<String>,
+    client_request_host: Option<String>,
+    description: Option<String>,
+    #[serde(rename = "RuleID")]
+    rule_id: Option<String>,
+}
+
+/// A time as `timestamp_format` of a job writes it.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum When {
+    Number(u64),
+    Text(String),
+}
+
+/// Reads a body.
+pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp) -> Result<Reported, ApiError> {
+    // By its first bytes: Logpush compresses its test upload too.
+    let is_compressed = body.starts_with(&[0x1f, 0x8b]);
+    let text: Box<dyn Read + '_> = if is_compressed { Box::new(MultiGzDecoder::new(body)) } else { Box::new(body) };
+    let mut text = BufReader::new(text.take(MAX_LINES));
+    let first = loop {
+        let buffer = text.fill_buf().map_err(|error| unreadable(&error))?;
+        let blank = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        let (is_end, first) = (buffer.is_empty(), buffer.get(blank).copied());
+        text.consume(blank);
+        if is_end || first.is_some() {
+            break first;
+        }
+    };
+    let mut reported = match first {
+        None => return Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body has no events")),
+        Some(b'[') => read_batch(text)?,
+        Some(_) => read_lines(text, policy)?,
+    };
+    for event in &mut reported.events {
+        // A clock that goes ahead must not keep an event for longer than others.
+        event.at = event.at.min(now);
+        hide_names(event, policy);
+    }
+    Ok(reported)
+}
+
+fn read_batch(mut text: impl Read) -> Result<Reported, ApiError> {
+    let mut batch = String::new();
+    text.read_to_string(&mut batch).map_err(|error| unreadable(&error))?;
+    let events =
+        Event::batch_from_json(&batch).map_err(|error| ApiError::bad(error.field, error.message.into_string()))?;
+    match events.iter().position(|event| event.count > MAX_COUNT) {
+        Some(place) => Err(ApiError::bad("count", too_many()).at(Some(place))),
+        None => Ok(Reported { events, ignored: 0 }),
+    }
+}
+
+fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Reported, ApiError> {
+    let mut reported = Reported::default();
+    let mut seen = HashMap::new();
+    let mut line = Vec::new();
+    for number in 1_usize.. {
+        line.clear();
+        let length = text.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut line);
+        if length.map_err(|error| unreadable(&error))? == 0 {
+            break;
+        }
+        let wrong = |field: &str, message: String| ApiError::bad(field, format!("line {number}: {message}"));
+        if line.len() >= MAX_LINE {
+            return Err(wrong("", format!("it has {MAX_LINE} bytes or more")));
+        }
+        let line = std::str::from_utf8(&line).map_err(|_| wrong("", "it is not UTF-8".to_owned()))?.trim();
+        if line.is_empty() {
+            continue;
+        }
+        match read_line(line, policy).map_err(|(field, message)| wrong(&field, message))? {
+            Some(mut event) => {
+                if event.id == EventId::new([0; 16]) {
+                    event.id = line_id(line, &mut seen);
+                }
+                reported.events.push(event);
+            }
+            None => reported.ignored = reported.ignored.saturating_add(1),
+        }
+    }
+    Ok(reported)
+}
+
+/// Reads one line. `None` if it stopped nobody.
+fn read_line(line: &str, policy: &Policy) -> Result<Option<Event>, (String, String)> {
+    let none = String::new;
+    let value: serde_json::Value = serde_json::from_str(line).map_err(|error| (none(), format!("no JSON: {error}")))?;
+    // What Logpush uploads when a job is created, to see whether its destination answers.
+    let is_test = value.as_object().is_some_and(|fields| fields.keys().eq(["content"]));
+    if is_test {
+        return Ok(None);
+    }
+    if value.get("Action").is_some() {
+        let event: FirewallEvent = serde_json::from_value(value).map_err(|error| (none(), error.to_string()))?;
+        return event.to_event(policy);
+    }
+    let event = Event::from_json(line).map_err(|error| (error.field.into_string(), error.message.into_string()))?;
+    if event.count > MAX_COUNT { Err(("count".to_owned(), too_many())) } else { Ok(Some(event)) }
+}
+
+/// Returns the id of a line that has none. A repeated upload has the same ids; equal lines of one upload are told apart.
+fn line_id(line: &str, seen: &mut HashMap<u128, u32>) -> EventId {
+    let digest = |repeat: u32| {
+        let mut hasher = SipHasher13::new();
+        (line, repeat).hash(&mut hasher);
+        hasher.finish128().as_u128()
+    };
+    let repeat = seen.entry(digest(0)).or_insert(0);
+    let id = EventId::new(digest(*repeat).to_be_bytes());
+    *repeat = repeat.saturating_add(1);
+    id
+}
+
+impl FirewallEvent {
+    /// Returns the event of a request that was stopped. Its id is all zeros.
+    fn to_event(&self, policy: &Policy) -> Result<Option<Event>, (String, String)> {
+        // A challenge stops a request until it is solved, which is another event.
+        let actions = ["block", "drop", "connectionclose", "challenge", "jschallenge", "managedchallenge"];
+        if !actions.iter().any(|action| self.action.eq_ignore_ascii_case(action)) {
+            return Ok(None);
+        }
+        let wrong = || ("Datetime".to_owned(), "it must be a time in seconds, nanoseconds or RFC 3339".to_owned());
+        let (id, at) = (EventId::new([0; 16]), self.datetime.millis().ok_or_else(wrong)?);
+        let minimal = format!(r#"{{"id":"{id}","at":{at},"blocked":true,"layer":"edge"}}"#);
+        let mut event = Event::from_json(&minimal).map_err(|_| wrong())?;
+        let address = self.client_ip.as_deref().and_then(|ip| policy.ban_target(Layer::Edge, ip).ok());
+        event.ip = address.map(|address| address.key().into());
+        let rule = self.description.as_deref().filter(|text| !text.is_empty()).or(self.rule_id.as_deref());
+        event.rule = rule.filter(|rule| !rule.is_empty()).map(|rule| bounded(rule, policy));
+        let facts = Facts {
+            path: self.client_request_path.as_deref(),
+            host: self.client_request_host.as_deref(),
+            ..Facts::default()
+        };
+        // Never the path itself, which may hold secrets.
+        event.endpoint = policy.path_pattern(None, &facts).map(|pattern| {
+            let method = self.client_request_method.as_deref().map_or("*".into(), normalize_method);
+            bounded(&format!("{method}:{pattern}"), policy)
+        });
+        Ok(Some(event))
+    }
+}
+
+impl When {
+    fn millis(&self) -> Option<u64> {
+        match self {
+            // Seconds (`unix`) or nanoseconds (`unixnano`), which are far apart.
+            Self::Number(seconds @ ..100_000_000_000) => seconds.checked_mul(1_000),
+            Self::Number(nanos) => nanos.checked_div(1_000_000),
+            Self::Text(at) => u64::try_from(at.parse::<jiff::Timestamp>().ok()?.as_millisecond()).ok(),
+        }
+    }
+}
+
+/// Hides the names of an event as the policy hides those of its own.
+fn hide_names(event: &mut Event, policy: &Policy) {
+    let identity = policy.identity();
+    let hides = !identity.log_identifiers;
+    hide(&mut event.ip, hides, policy);
+    hide(&mut event.user_id, hides || identity.secret_user, policy);
+    hide(&mut event.tenant, identity.secret_tenant, policy);
+    if let Some(strike) = event.strike.as_mut().filter(|_| hides || identity.hides_users()) {
+        let parts = strike.subject.split(',').map(|part| match part.split_once('=') {
+            Some((per, value)) if !value.starts_with('#') && (per != "tenant" || identity.secret_tenant) => {
+                format!("{per}={}", policy.key().redact(value))
+            }
+            _ => part.to_owned(),
+        });
+        strike.subject = bounded(&parts.collect::<Vec<_>>().join(","), policy);
+    }
+}
+
+fn hide(name: &mut Option<Box<str>>, hides: bool, policy: &Policy) {
+    if let Some(shown) = name.as_deref().filter(|name| hides && !name.starts_with('#')) {
+        *name = Some(policy.key().redact(shown).into());
+    }
+}
+
+fn bounded(text: &str, policy: &Policy) -> Box<str> {
+    if text.len() <= threshold_core::event::MAX_TEXT { text.into() } else { policy.key().redact(text).into() }
+}
+
+fn too_many() -> String {
+    format!("an event stands for at most {MAX_COUNT} decisions")
+}
+
+fn unreadable(error: &std::io::Error) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "bad_request", format!("the body cannot be read: {error}"))
+}
+
+/// What reports share.
+#[derive(Debug)]
+pub(in crate::door) struct EventReports {
+    turns: Semaphore,
+    known: Mutex<KnownIds>,
+}
+
+/// The ids of the last events, the oldest first. A sender that heard no answer sends its events again.
+#[derive(Debug, Default)]
+struct KnownIds {
+    ids: HashSet<EventId>,
+    order: VecDeque<EventId>,
+}
+
+impl Default for EventReports {
+    fn default() -> Self {
+        Self { turns: Semaphore::new(TURNS), known: Mutex::default() }
+    }
+}
+
+impl EventReports {
+    /// Waits until a body may be read.
+    pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, ApiError> {
+        let busy =
+            || ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many events are being reported; try again");
+        timeout(TURN_TIMEOUT, self.turns.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())
+    }
+
+    /// Removes events that were reported before. Returns how many.
+    pub(super) fn remove_known(&self, events: &mut Vec<Event>) -> usize {
+        let KnownIds { ids, order } = &mut *self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = events.len();
+        events.retain(|event| {
+            let is_new = ids.insert(event.id);
+            if is_new {
+                order.push_back(event.id);
+            }
+            is_new
+        });
+        while order.len() > MAX_KNOWN {
+            if let Some(oldest) = order.pop_front() {
+                ids.remove(&oldest);
+            }
+        }
+        before.saturating_sub(events.len())
+    }
+}

@@ -1,0 +1,124 @@
+//! The stream of events: server-sent events, each with its number as id.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http_body::Frame;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{sleep, timeout};
+
+use super::{Collect, page};
+use crate::door::{ApiError, App};
+use crate::signals::database::{EventQuery, Page};
+
+pub(super) const MEDIA_TYPE: &str = "text/event-stream";
+/// The most streams at once. Each holds a connection and reads the file of events a few times a second.
+const MAX_STREAMS: usize = 16;
+/// The events that are sent at once.
+const AT_ONCE: usize = 100;
+/// How often a comment is sent on a quiet stream, so that proxies leave it open and a client that is gone is noticed.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// The streams that may be opened.
+#[derive(Debug)]
+pub(in crate::door) struct EventStreams(Arc<Semaphore>);
+
+impl Default for EventStreams {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_STREAMS)))
+    }
+}
+
+/// Opens a stream of the events after `Last-Event-ID` or `after`, or of those that come from now on.
+pub(super) async fn open(app: Arc<App>, headers: &HeaderMap, query: EventQuery) -> Result<Response, ApiError> {
+    let permit = Arc::clone(&app.event_streams.0).try_acquire_owned().map_err(|_| {
+        let message = format!("{MAX_STREAMS} streams of events are open, which are the most");
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message)
+    })?;
+    let after = match headers.get("last-event-id") {
+        Some(id) => {
+            let id = id.to_str().ok().and_then(|id| id.trim().parse().ok());
+            Some(id.ok_or_else(|| ApiError::bad("Last-Event-ID", "Last-Event-ID must be the id of an event"))?)
+        }
+        None => query.after,
+    };
+    // Without a number, those that come after the newest one.
+    let after = match after {
+        Some(after) => after,
+        None => page(&app, EventQuery { limit: 1, ..EventQuery::default() }, Collect::First).await?.next,
+    };
+    // One part waits to be sent while the next one is not read yet.
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(send_all(app, EventQuery { after: Some(after), limit: AT_ONCE, ..query }, sender));
+    let mut response = Response::new(Body::new(StreamBody { receiver, _permit: permit }));
+    let fields = response.headers_mut();
+    fields.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+    fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // nginx would hold the events back.
+    fields.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// Sends events until the client has left, reads too slowly, or the server stops.
+async fn send_all(app: Arc<App>, mut query: EventQuery, sender: mpsc::Sender<Bytes>) {
+    let mut newest = app.signals.database.newest();
+    let patience = app.bounds.client_timeout;
+    let send = |part: String| {
+        let sender = &sender;
+        async move { matches!(timeout(patience, sender.send(part.into())).await, Ok(Ok(()))) }
+    };
+    // Answers at once, so that a client knows that its stream is open.
+    if !send("retry: 1000\n\n".to_owned()).await {
+        return;
+    }
+    loop {
+        newest.mark_unchanged();
+        // A file that cannot be read now may be later.
+        let Page { events, next } = page(&app, query.clone(), Collect::Later).await.unwrap_or_default();
+        if !events.is_empty() {
+            if !send(written(&events)).await {
+                return;
+            }
+            query.after = Some(next);
+            continue;
+        }
+        query.after = query.after.max(Some(next));
+        tokio::select! {
+            changed = newest.changed() => if changed.is_err() { return },
+            () = sleep(KEEP_ALIVE) => if !send(":\n\n".to_owned()).await { return },
+            () = sender.closed() => return,
+            () = app.health.until_draining() => return,
+        }
+    }
+}
+
+fn written(events: &[(u64, String)]) -> String {
+    events.iter().fold(String::new(), |mut text, (number, event)| {
+        let _ = write!(text, "id: {number}\ndata: {event}\n\n");
+        text
+    })
+}
+
+/// The body of a stream. Dropping it ends the stream.
+struct StreamBody {
+    receiver: mpsc::Receiver<Bytes>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl http_body::Body for StreamBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.receiver.poll_recv(cx).map(|part| part.map(|part| Ok(Frame::data(part))))
+    }
+}
