@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Locks(crate::operate::LocksArgs),
     /// Show who changed bans, settings and subjects, and why
     Audit(crate::operate::AuditArgs),
+    /// Explain a past decision, by its trace id
+    Why(crate::operate::WhyArgs),
     /// Copy the journal, also while a server runs
     Backup(BackupArgs),
     /// Replace the journal by a copy, while no server runs

@@ -58,6 +58,7 @@ fn main() -> ExitCode {
         Command::Health(args) => operate::health(&args),
         Command::Locks(args) => operate::locks(&args),
         Command::Audit(args) => operate::audit(&args),
+        Command::Why(args) => operate::why(&args),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
         Command::Schema => Ok(init::schema()),

@@ -1,10 +1,11 @@
-//! `threshold bans`, `subject`, `locks`, `audit` and `health`: operators' commands, which call the server's API.
+//! `threshold bans`, `subject`, `locks`, `audit`, `why` and `health`: operators' commands, which call the server's API.
 
 mod api;
 mod args;
 mod export;
 mod import;
 mod subject;
+mod why;
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -26,7 +27,7 @@ use api::Unreachable;
 #[cfg(feature = "otlp")]
 pub(crate) use api::agent as api_agent;
 pub(crate) use api::{Api, system_tls};
-pub(crate) use args::{AuditArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand};
+pub(crate) use args::{AuditArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand, WhyArgs};
 use import::BanFile;
 
 /// The number of bans in one request: the most that the server answers.
@@ -107,6 +108,19 @@ pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {
         return Ok(Report { text: format!("{subject:#}\n"), code: 0 });
     }
     Ok(Report { text: subject::describe(&subject), code: 0 })
+}
+
+/// Explains a past decision. The exit code is 1 if there is no event of it.
+pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<Report> {
+    let answer = Api::new(&args.server)?.call("GET", &format!("/v1/events?traceId={}", encoded(&args.trace)), None)?;
+    let events = answer.get("events").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let code = u8::from(events.is_empty());
+    let text = match events {
+        events if args.json => format!("{:#}\n", Value::from(events)),
+        [] => why::NOT_FOUND.to_owned(),
+        events => events.iter().map(why::describe).collect::<Vec<_>>().join("\n"),
+    };
+    Ok(Report { text, code })
 }
 
 /// Lists the locked accounts.

@@ -91,3 +91,19 @@ pub(crate) struct AuditArgs {
 fn moment(text: &str) -> Result<jiff::Timestamp, String> {
     text.parse().map_err(|_| "expected a time such as 2026-12-01T00:00:00Z".to_owned())
 }
+
+/// The arguments of `threshold why`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Answers and log lines have the trace id. The token comes from THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN.
+
+Exits with 1 if no event has the trace id.")]
+pub(crate) struct WhyArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// The trace id of the decision: 32 hexadecimal digits
+    pub(crate) trace: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -155,7 +155,7 @@ fn prefix(id: &Value) -> String {
 }
 
 /// Quotes a word for a shell, if it has to be.
-fn shell_word(value: &Value) -> String {
+pub(super) fn shell_word(value: &Value) -> String {
     let text = shown(value);
     let is_plain =
         |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':' | '/' | '@' | '%' | '+' | ',');

@@ -19,6 +19,7 @@ mod clock;
 mod crash;
 mod deploy;
 mod disk;
+mod events;
 mod forward_auth;
 mod hosts;
 mod installation;
