@@ -69,10 +69,6 @@ impl Signals {
         // Held until all is counted, so that the second of two callers returns after the events of the first are counted too.
         let mut receiver = lock(&self.queue.receiver);
         let events: Arc<[Event]> = receiver.take(QUEUE, Duration::ZERO).into();
-        if !events.is_empty() {
-            self.database.insert(&events, now);
-            self.sinks.events(&events);
-        }
         let mut tops = lock(&self.tops);
         events.iter().for_each(|event| tops.add(event, now));
         drop(tops);
@@ -85,6 +81,11 @@ impl Signals {
         for notice in &notices {
             notice.log();
             self.sinks.alert(notice);
+        }
+        // Last, because it may wait for a disk: an alert must not.
+        if !events.is_empty() {
+            self.sinks.events(&events);
+            self.database.insert(&events, now);
         }
         drop(receiver);
     }

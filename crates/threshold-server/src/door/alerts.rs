@@ -142,4 +142,77 @@ mod tests {
         assert_eq!(listed(&mut server, "/v1/alerts"), all);
         assert_eq!(get(&mut server, "/v1/alerts?state=over").status, 400);
     }
+
+    /// The thresholds that a policy has without `[alerts]`: 100, 50 and 20 blocks a minute, 10 bans an hour.
+    #[test]
+    fn each_alert_is_raised_and_resolved_once() {
+        let policy = r#"
+            identity = { log_identifiers = true }
+            [ladders.quick]
+            rungs = ["ban 24h"]
+            [[rule]]
+            name = "edge"
+            layer = "edge"
+            per = ["ip"]
+            match = { path = "/edge" }
+            limit = "none"
+            [[rule]]
+            name = "tenant"
+            layer = "tenant"
+            per = ["tenant"]
+            match = { path = "/tenant" }
+            limit = "none"
+            [[rule]]
+            name = "user"
+            layer = "user"
+            per = ["user"]
+            match = { path = "/user" }
+            limit = "1/h"
+            ladder = "quick"
+        "#;
+        let mut server = TestServer::new();
+        server.load(policy, &BTreeMap::new(), true).unwrap();
+        let start = Timestamp::from_secs(1_767_225_600);
+        server.set_time(start);
+        let mut ask = |path: &str, caller: &dyn Fn(u32) -> String, times: u32| {
+            let items: Vec<_> = (0..times).map(|number| format!(r#"{{"path":"{path}",{}}}"#, caller(number))).collect();
+            drop(server.client().post("/v1/check", &format!("[{}]", items.join(","))).unwrap());
+            // Looked at in between, as a server does, so that nothing depends on how the events are grouped.
+            listed(&mut server, "/v1/alerts?state=raised")
+        };
+        let of_ip = |number: u32| format!(r#""ip":"203.0.113.{number}""#);
+        assert_eq!(ask("/edge", &of_ip, 99), [""; 0]);
+        assert_eq!(ask("/edge", &of_ip, 1), ["edge_blocks raised warning "]);
+        assert_eq!(ask("/edge", &of_ip, 50), ["edge_blocks raised warning "]);
+        ask("/tenant", &|_| r#""tenant":"acme""#.to_owned(), 49);
+        let both = ["edge_blocks raised warning ", "tenant_blocks raised warning "];
+        assert_eq!(ask("/tenant", &|_| r#""tenant":"acme""#.to_owned(), 1), both);
+        let one = |_| r#""ip":"198.51.100.7""#.to_owned();
+        ask("/edge", &one, 20);
+        let of_user = |number: u32| format!(r#""user":"u{}""#, number / 2);
+        assert!(!ask("/user", &of_user, 18).contains(&"user_bans raised warning ".to_owned()));
+        let all = ask("/user", &|number| format!(r#""user":"v{}""#, number / 2), 2);
+        let (mut raised, mut expect) = (
+            all.clone(),
+            [
+                "edge_blocks raised warning ",
+                "tenant_blocks raised warning ",
+                "user_bans raised warning ",
+                "ip_blocks raised warning 198.51.100.7",
+            ],
+        );
+        raised.sort_unstable();
+        expect.sort_unstable();
+        assert_eq!(raised, expect);
+        server.set_time(start.plus(threshold_core::Span::from_secs(121)));
+        assert_eq!(listed(&mut server, "/v1/alerts?state=raised"), ["user_bans raised warning "]);
+        server.set_time(start.plus(threshold_core::Span::from_secs(3_661)));
+        assert_eq!(listed(&mut server, "/v1/alerts?state=raised"), [""; 0]);
+        let mut told = listed(&mut server, "/v1/alerts");
+        told.sort_unstable();
+        let mut once: Vec<String> = expect.iter().map(|raised| (*raised).to_owned()).collect();
+        once.extend(expect.iter().map(|raised| raised.replace("raised", "resolved")));
+        once.sort_unstable();
+        assert_eq!(told, once);
+    }
 }
