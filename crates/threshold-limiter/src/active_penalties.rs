@@ -122,7 +122,7 @@ impl ActivePenalties {
         // The same facts under the same policy have the same subjects, in the same order.
         let Ok(plan) = policy.plan_for(verb, facts) else { return };
         let mut penalties = self.penalties();
-        for strike in decision.escalations.iter() {
+        for strike in &*decision.escalations {
             let Some(subject) = plan.subjects().get(strike.subject) else { continue };
             if let Some(until) = strike.banned_until {
                 penalties.bans.set(subject.key(), until);

@@ -151,7 +151,7 @@ impl DenialLog {
         // The same facts under the same policy have the same subjects, in the same order.
         let Ok(plan) = policy.plan_for(verb, facts) else { return };
         let LoggedIdentity { ip, user, tenant } = LoggedIdentity::new(facts, policy);
-        for strike in decision.escalations.iter() {
+        for strike in &*decision.escalations {
             let rule = plan.rule_of(strike.charge);
             let layer = plan.subjects().get(strike.subject).map(Subject::layer);
             let each = rule.is_some_and(|rule| rule.log == LogMode::Each);

@@ -224,7 +224,7 @@ mod tests {
             ..Facts::default()
         };
         let plan = policy.plan(&request).unwrap();
-        let charged: BTreeSet<Digest> = plan.charges().iter().map(|charge| charge.key()).collect();
+        let charged: BTreeSet<Digest> = plan.charges().iter().map(crate::bill::Charge::key).collect();
         for limit in policy.limits_of_caller(&request) {
             assert!(limit.keys.iter().all(|key| charged.contains(key)), "{}", limit.rule.name);
         }

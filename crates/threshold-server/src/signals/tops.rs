@@ -279,6 +279,7 @@ impl Sums {
 }
 
 #[cfg(test)]
+#[expect(clippy::arithmetic_side_effects, reason = "a sum of a test that overflows should panic")]
 mod tests {
     use std::collections::BTreeMap;
 

@@ -83,29 +83,29 @@ impl SpaceSaving {
 }
 
 #[cfg(test)]
-impl SpaceSaving {
-    /// Returns what is known of a name.
-    fn get(&self, name: &str) -> Counter {
-        self.names.get(name).copied().unwrap_or(Counter { count: self.dropped, error: self.dropped })
-    }
-
-    /// Returns the most bytes of memory that this takes: the tables at their capacity, nodes of the tree half full, and each name with
-    /// its two counts and what an allocator adds.
-    pub(super) fn bytes(&self) -> usize {
-        let table = self.names.capacity() * 8 / 7 * (size_of::<(Arc<str>, Counter)>() + 1);
-        let tree = self.by_count.len() * size_of::<(u64, Arc<str>)>() * 2;
-        let names: usize = self.names.keys().map(|name| name.len() + 16 + 16).sum();
-        table + tree + names
-    }
-}
-
-#[cfg(test)]
+#[expect(clippy::arithmetic_side_effects, reason = "a sum of a test that overflows should panic")]
 mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
     use super::*;
+
+    impl SpaceSaving {
+        /// Returns what is known of a name.
+        fn get(&self, name: &str) -> Counter {
+            self.names.get(name).copied().unwrap_or(Counter { count: self.dropped, error: self.dropped })
+        }
+
+        /// Returns the most bytes of memory that this takes: the tables at their capacity, nodes of the tree half full, and each name with
+        /// its two counts and what an allocator adds.
+        pub(in super::super) fn bytes(&self) -> usize {
+            let table = self.names.capacity() * 8 / 7 * (size_of::<(Arc<str>, Counter)>() + 1);
+            let tree = self.by_count.len() * size_of::<(u64, Arc<str>)>() * 2;
+            let names: usize = self.names.keys().map(|name| name.len() + 16 + 16).sum();
+            table + tree + names
+        }
+    }
 
     fn counted(counters: usize, names: &[(u8, u64)]) -> (SpaceSaving, BTreeMap<String, u64>) {
         let (mut sketch, mut exact) = (SpaceSaving::new(counters), BTreeMap::new());
