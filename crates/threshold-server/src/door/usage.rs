@@ -236,6 +236,22 @@ mod tests {
     }
 
     #[test]
+    fn usage_is_the_same_on_every_store() {
+        for mut server in [TestServer::on_async_store(), TestServer::on_redis()] {
+            server.load(POLICY, &BTreeMap::new(), true).unwrap();
+            let left = |server: &mut TestServer| {
+                usage(server, "tenant=acme&user=u1").into_iter().map(|[.., left]| left).collect::<Vec<_>>()
+            };
+            assert_eq!(left(&mut server), [5, 2, 10, 1_000]);
+            let get = json!({"tenant": "acme", "user": "u1", "method": "GET", "costs": {"tokens": 1}}).to_string();
+            server.client().send("POST", "/v1/check", &[], &get).unwrap();
+            for _ in 0..2 {
+                assert_eq!(left(&mut server), [4, 2, 10, 999]);
+            }
+        }
+    }
+
+    #[test]
     fn a_request_and_a_tier_choose_the_limits() {
         let mut server = server();
         let names = |limits: &[[Value; 4]]| {
