@@ -119,5 +119,14 @@ mod tests {
         server.client().send("DELETE", "/v1/subjects/user/u1", &[], "").unwrap();
         let after = get(&mut server, "/v1/stats").json();
         assert_eq!((&after["bansActive"], &after["shadowBansActive"]), (&json!(0), &json!(0)));
+        // Its events are erased, and its name with them.
+        assert_eq!(server.client().send("DELETE", "/v1/events?userId=u1", &[], "").unwrap().status, 200);
+        let erased = get(&mut server, "/v1/stats").json();
+        assert_eq!((&erased["topBlockedUsers"], &erased["userBlocks"]), (&json!([]), &json!(2)));
+        let path = "/v1/events?ip=203.0.113.7&tenant=acme";
+        assert_eq!(server.client().send("DELETE", path, &[], "").unwrap().status, 200);
+        let erased = get(&mut server, "/v1/stats").json();
+        assert_eq!(erased["topBlockedIps"], json!([{"ip": "203.0.113.8", "blocks": 2, "error": 0}]));
+        assert_eq!(erased["topBlockedTenants"], expected["topBlockedTenants"]);
     }
 }
