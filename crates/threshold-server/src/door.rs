@@ -165,6 +165,12 @@ impl App {
         // It fails only if it panics, and what was counted before is shown then.
         let _ = tokio::task::spawn_blocking(move || app.collect_events()).await;
     }
+
+    /// Returns all metrics as OpenMetrics text, with gauges as of now.
+    pub(crate) fn metrics_text(&self) -> String {
+        self.signals.update(&self.desk.metrics);
+        self.desk.metrics.text()
+    }
 }
 
 /// The users of a listener, by which its routes are chosen.

@@ -125,7 +125,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let app = Arc::new(App::with_events(desk, tokens, bounds, (events, sinks)));
         let exporter = {
             let app = Arc::clone(&app);
-            telemetry.map(|telemetry| telemetry.start(move || app.desk.metrics.text())).transpose()?
+            telemetry.map(|telemetry| telemetry.start(move || app.metrics_text())).transpose()?
         };
         maintenance::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;

@@ -31,8 +31,7 @@ async fn metrics(State(app): State<Arc<App>>, viewer: Viewer) -> Result<Response
         let message = "send Authorization: Bearer with a token of this server";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
     }
-    app.signals.update(&app.desk.metrics);
-    let mut response = Response::new(app.desk.metrics.text().into());
+    let mut response = Response::new(app.metrics_text().into());
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)

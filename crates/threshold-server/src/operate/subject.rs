@@ -28,6 +28,11 @@ pub(super) fn describe(subject: &Value) -> String {
         let _ = writeln!(text, "  {reason}");
         let _ = writeln!(text, "      to lift: {lift}");
     }
+    // Neither the subject nor a log of its answers shows it, so an operator finds out here or nowhere.
+    if field("shadowBanned") == &Value::Bool(true) {
+        let _ = writeln!(text, "\nShadow banned: requests that are allowed are delayed");
+        let _ = writeln!(text, "      to lift: {}", forgive(subject));
+    }
     text.push_str(&ladder_lines(field("ladders")));
     text.push_str(&budget_lines(field("budgets")));
     text
@@ -36,8 +41,7 @@ pub(super) fn describe(subject: &Value) -> String {
 /// Returns why a subject is stopped, each with what lifts it.
 fn reasons(subject: &Value) -> Vec<(String, String)> {
     let field = |name: &str| subject.get(name).unwrap_or(&Value::Null);
-    // Quoted for a shell, because an operator copies it: a client may have chosen the name so that it runs a command.
-    let forgive = format!("threshold subject {} {} --forgive", shell_word(field("layer")), shell_word(field("key")));
+    let forgive = forgive(subject);
     let mut reasons = Vec::new();
     if let Some(listed) = field("listed").as_object().filter(|listed| listed.get("list") == Some(&"deny".into())) {
         let entry = shown(listed.get("key").unwrap_or(&Value::Null));
@@ -88,6 +92,13 @@ fn reasons(subject: &Value) -> Vec<(String, String)> {
     }
     reasons.extend(account_reason(subject).map(|reason| (reason, forgive)));
     reasons
+}
+
+/// Returns the command that forgives a subject.
+fn forgive(subject: &Value) -> String {
+    let field = |name: &str| subject.get(name).unwrap_or(&Value::Null);
+    // Quoted for a shell, because an operator copies it: a client may have chosen the name so that it runs a command.
+    format!("threshold subject {} {} --forgive", shell_word(field("layer")), shell_word(field("key")))
 }
 
 fn account_reason(subject: &Value) -> Option<String> {

@@ -106,7 +106,7 @@ mod tests {
         // Other flags than the first one are not known.
         assert!(!read(&[("traceparent", &parent.replace("-01", "-fe"))]).unwrap().is_sampled);
         // A later version may have more at the end.
-        assert!(read(&[("traceparent", &format!("cc{}-what-the-future-has", &parent[2..]))]).is_some());
+        assert!(read(&[("traceparent", &format!("{}-what-the-future-has", parent.replacen("00", "cc", 1)))]).is_some());
         // A state that is too long is left out, the parent is not.
         let long = format!("a={}", "x".repeat(MAX_STATE));
         assert_eq!(&*read(&[("traceparent", &parent), ("tracestate", &long)]).unwrap().state, "");

@@ -8,6 +8,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, SpanFlags, Status};
 use threshold_core::TraceId;
+use threshold_core::decision::Degraded;
 use threshold_limiter::{ObservedDecision, ObservedOperation, Observer, OperationResult};
 
 use super::parent::Parent;
@@ -91,7 +92,7 @@ impl Observer for Spans {
                 trace: decision.trace,
                 verdict: decision.verdict.name(),
                 rule: decision.rule(policy).map(|rule| (rule.layer.name(), rule.name.to_string())),
-                degraded: decision.degraded.map(|reason| reason.name()),
+                degraded: decision.degraded.map(Degraded::name),
                 generation: decision.generation,
                 in_store,
             })

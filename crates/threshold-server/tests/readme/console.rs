@@ -60,7 +60,7 @@ fn alike(shown: &str, line: &str) -> bool {
 }
 
 /// Returns whether lines are as shown; `…` stands for any number of them.
-fn agree(shown: &[String], lines: &[String]) -> bool {
+pub(crate) fn agree(shown: &[String], lines: &[String]) -> bool {
     match shown.split_first() {
         None => lines.is_empty(),
         Some((first, rest)) if first == "…" => {

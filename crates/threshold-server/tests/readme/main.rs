@@ -11,6 +11,7 @@
 
 mod console;
 mod links;
+mod runbooks;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
