@@ -55,12 +55,14 @@ impl Signals {
         Self { queue, alerts: Mutex::default(), tops: Mutex::default(), database, sinks, reported: Mutex::default() }
     }
 
-    /// Records events that another system reports, unless it has reported them before.
-    pub(crate) fn report(&self, mut events: Vec<Event>) {
+    /// Records events that another system reports, unless it has reported them before. Returns how many are new.
+    pub(crate) fn report(&self, mut events: Vec<Event>) -> usize {
         lock(&self.reported).retain_new(&mut events);
+        let new = events.len();
         for event in events {
             self.queue.sender.send(event);
         }
+        new
     }
 
     /// Takes the events that wait, counts them, and tells what has changed. A call that shows a figure does this first, so that the

@@ -174,11 +174,10 @@ async fn report(State(app): State<Arc<App>>, request: Request) -> Result<Respons
     let (policy, now) = (app.desk.policy(), app.desk.now());
     // Megabytes of JSON would hold up the requests of this thread.
     let read = tokio::task::spawn_blocking(move || report::read(&body, &policy, now)).await;
-    let mut read = read.map_err(|_| unavailable())??;
-    let ignored = app.event_reports.remove_known(&mut read.events);
-    let accepted = read.events.len();
-    app.signals.report(read.events);
-    Ok(json(StatusCode::OK, &ReportedBody { accepted, ignored: read.ignored.saturating_add(ignored) }))
+    let read = read.map_err(|_| unavailable())??;
+    let all = read.events.len().saturating_add(read.ignored);
+    let accepted = app.signals.report(read.events);
+    Ok(json(StatusCode::OK, &ReportedBody { accepted, ignored: all.saturating_sub(accepted) }))
 }
 
 impl ListQuery {
@@ -210,9 +209,13 @@ impl ListQuery {
             let message = "a trace id has 32 hexadecimal digits";
             trace_id(value).map(drop).ok_or_else(|| ApiError::bad("traceId", message))
         })?;
-        add(Field::Endpoint, self.endpoint, &|_| Ok(()))?;
-        add(Field::Rule, self.rule, &|_| Ok(()))?;
-        add(Field::Subject, self.subject, &|_| Ok(()))?;
+        for (field, name, value) in [
+            (Field::Endpoint, "endpoint", self.endpoint),
+            (Field::Rule, "rule", self.rule),
+            (Field::Subject, "subject", self.subject),
+        ] {
+            add(field, value, &|value| if value.is_empty() { Err(empty(name)) } else { Ok(()) })?;
+        }
         let names = [
             (Layer::Tenant, "tenant", self.tenant),
             (Layer::User, "userId", self.user_id),
@@ -233,7 +236,7 @@ impl ListQuery {
 /// Returns a filter by a name, in each form in which events may show it: `log_identifiers` may have been changed since.
 fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Result<Filter, ApiError> {
     if value.is_empty() {
-        return Err(ApiError::bad(name, format!("{name} must not be empty")));
+        return Err(empty(name));
     }
     let field = match layer {
         Layer::User => Field::UserId,
@@ -252,6 +255,10 @@ fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Resu
     };
     let digest = policy.key().redact(&shown);
     Ok(Filter { field, values: vec![shown, digest] })
+}
+
+fn empty(name: &'static str) -> ApiError {
+    ApiError::bad(name, format!("{name} must not be empty"))
 }
 
 fn limit(text: Option<&str>) -> Result<usize, ApiError> {

@@ -222,3 +222,31 @@ fn answers_that_are_not_read_take_no_more_memory_than_their_bound() {
     drop(stop);
     let _ = std::fs::remove_file(&path);
 }
+
+/// Woken by leaving out `timeout` in `send_all` and `set_write_timeout` of the connection.
+#[test]
+fn a_stream_whose_client_does_not_read_is_cut_off() {
+    let bounds = Bounds { client_timeout: Duration::from_millis(200), ..Bounds::default() };
+    let server = server(ONE_AT_ONCE, bounds);
+    let app = server.app();
+    let long = "x".repeat(250);
+    let event = |number: usize| {
+        let names = json!({"tenant": long, "userId": number.to_string(), "endpoint": long, "ip": long, "rule": long});
+        let mut event = json!({"id": format!("00000000-0000-4000-8000-{number:012x}"), "at": 1, "blocked": true});
+        event.as_object_mut().unwrap().extend(names.as_object().unwrap().clone());
+        threshold_core::Event::from_json(&event.to_string()).unwrap()
+    };
+    // More than the socket's buffers hold.
+    let events: Vec<threshold_core::Event> = (0..2_000).map(event).collect();
+    app.signals.database.insert(&events, app.desk.now());
+    let path = socket_path();
+    let _stop = server.serve_at(&format!("unix:{}", path.display()), None);
+    let mut client = UnixStream::connect(&path).unwrap();
+    let ask = "GET /v1/events HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\nlast-event-id: 0\r\n\r\n";
+    client.write_all(ask.as_bytes()).unwrap();
+    let mut status = [0; 12];
+    client.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200");
+    until("it is cut off", || app.event_streams.open() == 0);
+    let _ = std::fs::remove_file(&path);
+}

@@ -42,8 +42,11 @@ struct EventBody {
     /// To whom a strike was added.
     #[schemars(length(min = 1, max = 256))]
     subject: Option<String>,
+    #[schemars(range(max = 4_294_967_295_u64))]
     strikes: Option<u32>,
+    #[schemars(range(max = 9_007_199_254_740_u64))]
     shadow_until: Option<u64>,
+    #[schemars(range(max = 9_007_199_254_740_u64))]
     banned_until: Option<u64>,
     #[schemars(regex(pattern = "^[0-9a-fA-F]{32}$"))]
     trace_id: Option<String>,
@@ -87,7 +90,7 @@ pub(super) fn list(schemas: &mut Schemas) -> Operation {
         content.insert(stream::MEDIA_TYPE.to_owned(), stream);
     }
     let text = |name: &str| parameter(name, "", &json!({"type": "string", "minLength": 1}));
-    let whole = json!({"type": "integer", "minimum": 0});
+    let whole = json!({"type": "integer", "minimum": 0, "maximum": u64::MAX});
     let layers = json!({"type": "string", "enum": ["global", "edge", "tenant", "user", "endpoint"]});
     let verdicts = json!({"type": "string", "enum": VERDICTS});
     let limit = json!({"type": "integer", "minimum": 1, "maximum": MAX_PAGE});

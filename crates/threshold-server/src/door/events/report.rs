@@ -1,9 +1,8 @@
 //! Reads events that other systems report: core's JSON, or lines of Cloudflare's `firewall_events`, which Logpush uploads.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 use std::hash::Hash as _;
 use std::io::{BufRead as _, BufReader, Read};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use flate2::read::MultiGzDecoder;
@@ -29,8 +28,6 @@ const MAX_COUNT: u64 = 1_000_000_000;
 /// The most bodies that are read at once, and how long others wait.
 const TURNS: usize = 4;
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The ids of reported events that are remembered: those of an hour of a busy edge.
-const MAX_KNOWN: usize = 65_536;
 
 /// What a report has told.
 #[derive(Debug, Default)]
@@ -241,23 +238,13 @@ fn unreadable(error: &std::io::Error) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "bad_request", format!("the body cannot be read: {error}"))
 }
 
-/// What reports share.
+/// The turns of reports.
 #[derive(Debug)]
-pub(in crate::door) struct EventReports {
-    turns: Semaphore,
-    known: Mutex<KnownIds>,
-}
-
-/// The ids of the last events, the oldest first. A sender that heard no answer sends its events again.
-#[derive(Debug, Default)]
-struct KnownIds {
-    ids: HashSet<EventId>,
-    order: VecDeque<EventId>,
-}
+pub(in crate::door) struct EventReports(Semaphore);
 
 impl Default for EventReports {
     fn default() -> Self {
-        Self { turns: Semaphore::new(TURNS), known: Mutex::default() }
+        Self(Semaphore::new(TURNS))
     }
 }
 
@@ -266,25 +253,6 @@ impl EventReports {
     pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, ApiError> {
         let busy =
             || ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many events are being reported; try again");
-        timeout(TURN_TIMEOUT, self.turns.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())
-    }
-
-    /// Removes events that were reported before. Returns how many.
-    pub(super) fn remove_known(&self, events: &mut Vec<Event>) -> usize {
-        let KnownIds { ids, order } = &mut *self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = events.len();
-        events.retain(|event| {
-            let is_new = ids.insert(event.id);
-            if is_new {
-                order.push_back(event.id);
-            }
-            is_new
-        });
-        while order.len() > MAX_KNOWN {
-            if let Some(oldest) = order.pop_front() {
-                ids.remove(&oldest);
-            }
-        }
-        before.saturating_sub(events.len())
+        timeout(TURN_TIMEOUT, self.0.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())
     }
 }

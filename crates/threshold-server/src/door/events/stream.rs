@@ -38,6 +38,14 @@ impl Default for EventStreams {
     }
 }
 
+#[cfg(test)]
+impl EventStreams {
+    /// Returns how many streams are open.
+    pub(in crate::door) fn open(&self) -> usize {
+        MAX_STREAMS.saturating_sub(self.0.available_permits())
+    }
+}
+
 /// Opens a stream of the events after `Last-Event-ID` or `after`, or of those that come from now on.
 pub(super) async fn open(app: Arc<App>, headers: &HeaderMap, query: EventQuery) -> Result<Response, ApiError> {
     let permit = Arc::clone(&app.event_streams.0).try_acquire_owned().map_err(|_| {
