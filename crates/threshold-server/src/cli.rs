@@ -24,7 +24,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Answer over HTTP whether requests may cross
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Write a commented policy to standard output
     Init(InitArgs),
     /// Check a policy: exits with 0 if clean, 1 on warnings that are denied, 2 on errors

@@ -17,7 +17,7 @@ use threshold_limiter::events::{self, EventReceiver, EventSender};
 
 use crate::metrics::Metrics;
 use alerts::AlertBook;
-use database::EventDatabase;
+use database::{DatabaseError, EventDatabase, Field, Filter};
 use reported::ReportedIds;
 use sinks::Sinks;
 use tops::Tops;
@@ -90,6 +90,19 @@ impl Signals {
             self.database.insert(&events, now);
         }
         drop(receiver);
+    }
+
+    /// Deletes the events for which all filters hold, and removes what they name from the lists. Returns how many events there were.
+    pub(crate) fn erase(&self, filters: &[Filter], now: Timestamp) -> Result<u64, DatabaseError> {
+        // Several names are one subject, such as the user of a tenant. The tenant, which has others too, stays on the list.
+        let is_narrow = |filter: &&Filter| filters.len() == 1 || filter.field != Field::Tenant;
+        let (mut tops, mut book) = (lock(&self.tops), lock(&self.alerts));
+        for name in filters.iter().filter(is_narrow).flat_map(|filter| &filter.values) {
+            tops.forget(name);
+            book.erase(name);
+        }
+        drop((tops, book));
+        self.database.erase(filters, now)
     }
 
     /// Brings the metrics of events and alerts up to date.

@@ -23,7 +23,6 @@ use super::query::Query;
 use super::routes::{Route, delete, get, post};
 use super::{ApiError, App, json, json_bytes};
 use crate::signals::database::{DatabaseError, EventQuery, Field, Filter, Page};
-use crate::signals::lock;
 pub(super) use report::EventReports;
 pub(super) use stream::EventStreams;
 
@@ -151,17 +150,11 @@ async fn erase(
     if filters.is_empty() {
         return Err(ApiError::bad("userId", "name the subject: userId, ip or tenant"));
     }
-    // Several names are one subject, such as the user of a tenant. The tenant, which has others too, stays on the list.
-    let is_narrow = |filter: &&Filter| filters.len() == 1 || !matches!(filter.field, Field::Tenant);
-    let shown: Vec<String> = filters.iter().filter(is_narrow).flat_map(|filter| filter.values.clone()).collect();
     app.desk.audit_erasure(&operator.0, &subjects, reason.as_deref()).await?;
     let erased = tokio::task::spawn_blocking(move || {
         // Those that wait in the queue too.
         app.signals.collect(&policy, app.desk.now());
-        let mut tops = lock(&app.signals.tops);
-        shown.iter().for_each(|name| tops.forget(name));
-        drop(tops);
-        app.signals.database.erase(&filters, app.desk.now())
+        app.signals.erase(&filters, app.desk.now())
     });
     let erased = erased.await.map_err(|_| unavailable())??;
     Ok(json(StatusCode::OK, &ErasedBody { ok: true, erased }))

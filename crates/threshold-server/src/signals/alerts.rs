@@ -105,6 +105,11 @@ impl AlertBook {
         self.raised.values()
     }
 
+    /// Removes the notices about an address. One that is raised is told once more when it is over.
+    pub(crate) fn erase(&mut self, address: &str) {
+        self.recent.retain(|notice| notice.key.as_deref() != Some(address));
+    }
+
     /// Returns the last 100 notices, the newest first.
     pub(crate) fn recent(&self) -> impl Iterator<Item = &Notice> {
         self.recent.iter().rev()

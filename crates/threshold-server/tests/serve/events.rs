@@ -117,7 +117,7 @@ fn a_denial_is_recorded_with_the_figures_of_its_limits_and_outlives_a_kill() {
     server.signal("KILL");
     drop(server);
     let server = start(folder.path(), &[]);
-    assert_eq!(events(&mut server.connect(), &format!("?traceId={trace}")), [event.clone()]);
+    assert_eq!(events(&mut server.connect(), &format!("?traceId={trace}")), std::slice::from_ref(event));
 }
 
 fn why(server: &Server, args: &[&str]) -> (i32, String) {
