@@ -128,6 +128,9 @@ impl Observer for Counts {
         let Some(shard) = self.shards.own(own_shard()) else { return };
         shard.count_operation(performed.operation, performed.result);
         shard.store.observe(performed.elapsed);
+        if let Some(reason) = performed.degraded {
+            shard.count_degraded(reason);
+        }
         if let OperationResult::Failed(_) = performed.result {
             shard.store_errors.fetch_add(1, Ordering::Relaxed);
         }

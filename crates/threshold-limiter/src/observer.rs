@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use threshold_core::decision::Degraded;
 use threshold_core::lockout::{Attempted, LoginResult};
 use threshold_core::policy::TokenError;
 use threshold_core::{Decision, Digest, Facts, Policy, Timestamp, TraceId};
@@ -173,6 +174,8 @@ pub struct ObservedOperation {
     pub subject: Option<Digest>,
     /// How it ended.
     pub result: OperationResult,
+    /// Why the store could not be asked, if a login was decided without it.
+    pub degraded: Option<Degraded>,
     /// How long it took, which is almost all spent in the store.
     pub elapsed: Duration,
 }
@@ -206,6 +209,11 @@ impl OperationResult {
 /// The answer to an operation, of which observers are told how it ended.
 pub(crate) trait Performed {
     fn result(&self) -> OperationResult;
+
+    /// Why the store could not be asked.
+    fn degraded(&self) -> Option<Degraded> {
+        None
+    }
 }
 
 impl<T: MayDeny> Performed for Result<T, StoreError> {
@@ -232,12 +240,20 @@ impl<T: MayDeny> Performed for Result<T, LoginError> {
             Err(_) => OperationResult::Rejected,
         }
     }
+
+    fn degraded(&self) -> Option<Degraded> {
+        self.as_ref().ok().and_then(MayDeny::degraded)
+    }
 }
 
 /// An answer of the store, which may be a denial.
 pub(crate) trait MayDeny {
     fn result(&self) -> OperationResult {
         OperationResult::Done
+    }
+
+    fn degraded(&self) -> Option<Degraded> {
+        None
     }
 }
 
@@ -246,12 +262,22 @@ impl MayDeny for bool {}
 impl MayDeny for LoginResult {}
 impl MayDeny for Vec<UnfitSetting> {}
 
-impl MayDeny for Attempted {
+/// The answer to a login attempt, and the error of the store if it was decided without it.
+pub(crate) struct DecidedAttempt {
+    pub(crate) attempted: Attempted,
+    pub(crate) failed: Option<StoreError>,
+}
+
+impl MayDeny for DecidedAttempt {
     fn result(&self) -> OperationResult {
-        match self {
-            Self::Allowed(_) => OperationResult::Done,
-            Self::Refused(_) => OperationResult::Denied,
+        match self.attempted {
+            Attempted::Allowed(_) => OperationResult::Done,
+            Attempted::Refused(_) => OperationResult::Denied,
         }
+    }
+
+    fn degraded(&self) -> Option<Degraded> {
+        self.failed.map(Degraded::from)
     }
 }
 
@@ -313,7 +339,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let start = self.start();
         let done = work.await;
         let (result, at, elapsed) = (done.result(), self.time(), self.since(start));
-        let observed = ObservedOperation { operation, at, subject, result, elapsed };
+        let observed = ObservedOperation { operation, at, subject, result, degraded: done.degraded(), elapsed };
         for observer in &self.observers {
             observer.performed(&observed);
         }

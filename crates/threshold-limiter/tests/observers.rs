@@ -15,8 +15,8 @@ use threshold_limiter::limiter::LimiterBuilder;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{Answer, Command, Kind, Listed, Store, StoreError};
 use threshold_limiter::{
-    Clock, Facts, Limit, Limiter, LoginRequest, ObservedDecision, ObservedOperation, Observer, OnExpire, Operation,
-    OperationResult, Policy, Timestamp, TraceId,
+    Clock, Degraded, Facts, Limit, Limiter, LoginRequest, ObservedDecision, ObservedOperation, Observer, OnExpire,
+    Operation, OperationResult, Policy, Timestamp, TraceId,
 };
 
 const POLICY: &str = r#"
@@ -50,6 +50,7 @@ type Heard = (Operation, &'static str, Option<Digest>);
 struct Ear {
     heard: Mutex<Vec<Heard>>,
     times: Mutex<Vec<(Duration, Duration)>>,
+    degraded: Mutex<Vec<Option<Degraded>>>,
 }
 
 impl Observer for Ear {
@@ -63,6 +64,7 @@ impl Observer for Ear {
         assert_eq!(observed.at, Timestamp::from_secs(1_767_225_600));
         assert!(observed.elapsed > Duration::ZERO);
         self.heard.lock().unwrap().push((observed.operation, observed.result.name(), observed.subject));
+        self.degraded.lock().unwrap().push(observed.degraded);
         if let OperationResult::Failed(error) = observed.result {
             assert_eq!(error, StoreError::Unavailable);
         }
@@ -110,13 +112,14 @@ async fn every_operation_is_heard_with_its_result() {
     assert_eq!(ear.heard(), [&ended[..], &[(Release, "rejected")]].concat());
     limiter.pause(Layer::User, "c", Duration::from_secs(1)).unwrap();
     limiter.forgive(Layer::User, "c").unwrap();
+    limiter.forgive_standing(Digest::from_u128(7)).await.unwrap();
     limiter.pardon_account("ada").unwrap();
     let whom = limiter.policy().ban_target(Layer::User, "c").unwrap();
     let (id, from) = (whom.ban_id(limiter.key()), Timestamp::from_secs(1_767_225_600));
     let ban = Ban { whom, reason: "r".into(), by: "ops".into(), from, until: Timestamp::MAX };
     limiter.change_control(ControlChange::Ban { id, ban: Some(Arc::new(ban)) }).await.unwrap();
     limiter.change_control_all(|| Box::new([ControlChange::Ban { id, ban: None }])).await.unwrap();
-    let operated = [(Pause, "done"), (Forgive, "done"), (ChangeAccount, "done"), (Control, "done"), (Control, "done")];
+    let operated = [Pause, Forgive, Forgive, ChangeAccount, Control, Control].map(|operation| (operation, "done"));
     assert_eq!(ear.heard(), operated);
     let request = LoginRequest { account: Some("ada"), ip: "203.0.113.7".parse().ok(), ..LoginRequest::default() };
     for _ in 0..3 {
@@ -185,4 +188,17 @@ async fn a_store_that_fails_is_heard() {
     limiter.login_attempt_async(&request).await.unwrap_err();
     let expect = [(Operation::Limit, "failed"), (Operation::Release, "failed"), (Operation::LoginAttempt, "failed")];
     assert_eq!(ear.heard(), [&[(Operation::Check, "deny")], &expect[..]].concat());
+}
+
+/// A login that fails open was heard as one that the store had decided.
+#[tokio::test]
+async fn a_login_that_is_decided_without_the_store_is_heard_as_degraded() {
+    let ear = Arc::new(Ear::default());
+    let policy = Policy::parse("[login]\non_store_error = 'open'", &|_| None).unwrap();
+    let builder = LimiterBuilder::new(policy, Dead, CountingClock::default());
+    let limiter = builder.observer(Arc::clone(&ear) as _).build();
+    let request = LoginRequest { account: Some("ada"), ..LoginRequest::default() };
+    let _ = limiter.login_attempt_async(&request).await.unwrap();
+    assert_eq!(ear.heard(), [(Operation::LoginAttempt, "done")]);
+    assert_eq!(*ear.degraded.lock().unwrap(), [Some(Degraded::StoreError)]);
 }

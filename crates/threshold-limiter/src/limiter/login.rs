@@ -9,7 +9,7 @@ use threshold_core::{Digest, Format, Outcome, Plan, Policy, Timestamp};
 
 use super::Limiter;
 use crate::clock::Clock;
-use crate::observer::Operation;
+use crate::observer::{DecidedAttempt, Operation};
 use crate::random_id;
 use crate::store::{ImmediateStore, Store, StoreError, at_once};
 
@@ -101,7 +101,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, keys, now) = self.begun(&policy, request)?;
-        self.perform(Operation::LoginAttempt, keys.account, self.attempt(&policy, login, request, keys, now)).await
+        let attempt = self.attempt(&policy, login, request, keys, now);
+        self.perform(Operation::LoginAttempt, keys.account, attempt).await.map(|decided| decided.attempted)
     }
 
     async fn attempt(
@@ -111,7 +112,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         request: &LoginRequest<'_>,
         keys: AttemptKeys,
         now: Timestamp,
-    ) -> Result<Attempted, LoginError> {
+    ) -> Result<DecidedAttempt, LoginError> {
         self.store.learn_places(&mut || request.places(policy, &keys));
         let checks = request.penalty_checks(policy, keys.id);
         let rekeyed = self.rekey_login(policy, request, &checks).await;
@@ -123,8 +124,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 Ok(()) => self.store.settle(&check, now, &mut outcome).await,
                 Err(error) => Err(error),
             };
+            let failed = settled.err();
             if let Some(refusal) = self.refusal_of(login, &check, settled.map(|()| outcome), now)? {
-                return Ok(Attempted::Refused(refusal));
+                return Ok(DecidedAttempt { attempted: Attempted::Refused(refusal), failed });
             }
         }
         let command = Command::BeginLogin { login: login.clone(), keys };
@@ -132,6 +134,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Ok(()) => self.store.execute(command, now).await,
             Err(error) => Err(error),
         };
+        let failed = answered.as_ref().err().copied();
         let (outcome, at) = match answered {
             Ok(Answer::Attempted { outcome, at }) => {
                 if !self.store.answers_at_once() {
@@ -142,7 +145,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Ok(other) => return Err(StoreError::unexpected(other).into()),
             Err(error) => (self.attempt_without_store(policy, login, &keys, error, now)?, now),
         };
-        Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, at))
+        let attempted = outcome.into_answer(self.secrets.present(), Format::PRESENT, at);
+        Ok(DecidedAttempt { attempted, failed })
     }
 
     /// Does what [`login_result`](Self::login_result) does, on any store.

@@ -6,6 +6,7 @@ use threshold_core::{Decision, Digest, Facts, Plan};
 
 use super::Limiter;
 use crate::clock::Clock;
+use crate::observer::Operation;
 use crate::store::{Command, Store, StoreError};
 
 impl<S: Store, C: Clock> Limiter<S, C> {
@@ -38,8 +39,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the store cannot answer.
     pub async fn forgive_standing(&self, key: Digest) -> Result<(), StoreError> {
         let keys = SubjectKeys { standings: [key].into(), ..SubjectKeys::default() };
-        self.execute(Command::Forgive { keys }).await?;
-        self.bans.forget_name(key);
-        Ok(())
+        self.perform(Operation::Forgive, Some(key), async {
+            self.execute(Command::Forgive { keys }).await?;
+            self.bans.forget_name(key);
+            Ok::<(), StoreError>(())
+        })
+        .await
     }
 }

@@ -22,7 +22,7 @@ fn has(metrics: &Metrics, lines: &[&str]) {
 }
 
 fn operation(operation: Operation, result: OperationResult, elapsed: Duration) -> ObservedOperation {
-    ObservedOperation { operation, at: Timestamp::EPOCH, subject: None, result, elapsed }
+    ObservedOperation { operation, at: Timestamp::EPOCH, subject: None, result, degraded: None, elapsed }
 }
 
 #[test]
@@ -104,21 +104,25 @@ fn times_and_errors_of_decisions_and_operations_are_counted() {
     observer.performed(&operation(Operation::Refund, OperationResult::Done, Duration::from_millis(5)));
     let failed = OperationResult::Failed(StoreError::Timeout);
     observer.performed(&operation(Operation::Refund, failed, Duration::from_secs(20)));
+    // A login that was decided without the store.
+    let login = operation(Operation::LoginAttempt, OperationResult::Done, Duration::from_secs(20));
+    observer.performed(&ObservedOperation { degraded: Some(Degraded::StoreError), ..login });
     has(
         &metrics,
         &[
             r#"threshold_degraded_total{reason="store_timeout"} 1"#,
             r#"threshold_degraded_total{reason="journal"} 1"#,
-            "threshold_store_errors_total 2",
+            r#"threshold_degraded_total{reason="store_error"} 1"#,
+            "threshold_store_errors_total 3",
             r#"threshold_operations_total{operation="refund",result="failed"} 1"#,
             "threshold_decision_seconds_count 3",
             r#"threshold_decision_seconds_bucket{le="0.000002048"} 0"#,
             r#"threshold_decision_seconds_bucket{le="0.000004096"} 3"#,
             r#"threshold_decision_seconds_bucket{le="+Inf"} 3"#,
-            "threshold_store_seconds_count 5",
+            "threshold_store_seconds_count 6",
             r#"threshold_store_seconds_bucket{le="0.000002048"} 3"#,
             r#"threshold_store_seconds_bucket{le="17.179869184"} 4"#,
-            r#"threshold_store_seconds_bucket{le="+Inf"} 5"#,
+            r#"threshold_store_seconds_bucket{le="+Inf"} 6"#,
             "threshold_store_seconds_sum 20.005006",
         ],
     );

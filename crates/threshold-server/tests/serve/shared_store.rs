@@ -508,3 +508,23 @@ fn eight_servers_admit_exactly_the_limits(url: &str) {
         assert_eq!(answers.iter().filter(|allowed| **allowed).count(), 50, "{algorithm}");
     }
 }
+
+/// The names of an attempt stay on the node that it was made on.
+#[test]
+fn a_lock_by_a_result_on_another_node_is_logged_with_the_digest_of_the_account() {
+    let (redis, policy) = (Redis::start(), "[identity]\nlog_identifiers = true\n[login]\nlocks = { 1 = '1min' }\n");
+    let policy = Scratch::file("policy.toml", policy);
+    let url = redis.url();
+    let node = || {
+        let (args, variables) = (["--store", &url, "--log", "json"], [("THRESHOLD_SECRET", SECRET)]);
+        Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server()
+    };
+    let (one, other) = (node(), node());
+    let attempt = one.connect().post("/v1/login/attempt", r#"{"account": "ada", "ip": "203.0.113.7"}"#).unwrap().json();
+    let result = json!({"attempt": attempt["attempt"], "success": false}).to_string();
+    assert_eq!(other.connect().post("/v1/login/result", &result).unwrap().status, 200);
+    let account = one.connect().send("GET", "/v1/subjects/account/ada", &[], "").unwrap().json();
+    let line: Value = serde_json::from_str(&other.wait_for_log("auth_user_lockout")).unwrap();
+    assert_eq!((&line["username"], &line["ip"]), (&account["digest"], &json!("unknown")), "{line}");
+    assert_eq!(line["digest"], account["digest"]);
+}
