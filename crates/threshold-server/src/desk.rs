@@ -71,6 +71,8 @@ pub(crate) struct Desk {
     operations: tokio::sync::Mutex<()>,
     /// Held while a set of bans is imported: its body is large, and one at a time bounds their memory.
     pub(crate) import_turn: tokio::sync::Mutex<()>,
+    /// Held while counters are saved.
+    saving: std::sync::Mutex<()>,
     /// Held while changes of other nodes are read, so that a server that stops waits for what the last reading has found to give back.
     following: tokio::sync::Mutex<()>,
     pub(crate) metrics: Metrics,
@@ -137,6 +139,7 @@ impl Desk {
             pauses: LogSampler::default(),
             operations: tokio::sync::Mutex::default(),
             import_turn: tokio::sync::Mutex::default(),
+            saving: std::sync::Mutex::default(),
             following: tokio::sync::Mutex::default(),
             metrics,
             events,

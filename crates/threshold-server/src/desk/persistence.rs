@@ -1,7 +1,7 @@
 //! Opens a desk with its journal, and saves the counters when it is closed.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use threshold_core::Secrets;
 use threshold_core::policy::Policy;
@@ -101,6 +101,9 @@ impl Desk {
     /// Saves the counters, so that the next start continues with them.
     pub(crate) fn save_counters(&self) {
         let (Some(journal), Some(store)) = (&self.journal, self.limiter.store().memory()) else { return };
+        // A server that stops saves them while the save of this second may be in progress. Both write to the same new file, and
+        // the one that ends first would rename the other's unfinished one.
+        let _one_at_a_time = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.now();
         if let Err(error) = save_counters(store, journal.path(), self.limiter.key_id(), now) {
             tracing::error!(reason = %error, "counters not saved");
