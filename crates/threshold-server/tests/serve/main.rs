@@ -14,6 +14,7 @@ mod alerts;
 mod api;
 mod bad_input;
 mod ban_lists;
+mod canaries;
 mod client;
 mod clock;
 mod crash;
