@@ -123,7 +123,7 @@ fn times_and_errors_of_decisions_and_operations_are_counted() {
             r#"threshold_store_seconds_bucket{le="0.000002048"} 3"#,
             r#"threshold_store_seconds_bucket{le="17.179869184"} 4"#,
             r#"threshold_store_seconds_bucket{le="+Inf"} 6"#,
-            "threshold_store_seconds_sum 20.005006",
+            "threshold_store_seconds_sum 40.005006",
         ],
     );
 }
