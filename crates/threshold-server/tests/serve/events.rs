@@ -413,9 +413,13 @@ fn an_erased_subject_is_nowhere_in_the_files_and_the_audit_says_who_did_it() {
     };
     assert_eq!(events(client, "?userId=canary-user").len(), 5);
     assert!(is_anywhere("canary-user"));
+    let stats = |client: &mut Client<TcpStream>| client.send("GET", "/v1/stats", &[], "").unwrap().body;
+    assert!(stats(client).contains("canary-user"));
     let erased = client.send("DELETE", "/v1/events?userId=canary-user&reason=asked", &[], "").unwrap();
     assert_eq!(erased.json(), json!({"ok": true, "erased": 5}));
     assert!(!is_anywhere("canary-user") && is_anywhere("other-user"));
+    let stats = stats(client);
+    assert!(!stats.contains("canary-user") && stats.contains("other-user") && stats.contains("acme"), "{stats}");
     assert_eq!(events(client, "").len(), 5);
     let audit = client.send("GET", "/v1/audit?limit=1", &[], "").unwrap().json();
     assert_eq!((&audit[0]["action"], &audit[0]["why"]), (&json!("erase events: all"), &json!("asked")));

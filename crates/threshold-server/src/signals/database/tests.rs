@@ -156,7 +156,7 @@ fn old_events_are_deleted_and_a_file_stays_in_its_size() {
     assert_eq!(*database.newest().borrow(), 10_001, "no number comes twice");
 }
 
-/// Woken by leaving out VACUUM, or `empty_log`.
+/// Woken by leaving out VACUUM and `empty_log`.
 #[test]
 fn an_erased_subject_is_nowhere_in_the_file() {
     let folder = TestFolder::new();
