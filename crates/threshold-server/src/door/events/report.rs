@@ -256,3 +256,57 @@ impl EventReports {
         timeout(TURN_TIMEOUT, self.0.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desk::tests::START;
+
+    fn report(body: &str) -> Result<Reported, ApiError> {
+        let policy = Policy::parse("[identity]\nlog_identifiers = true", &|_| None).unwrap();
+        read(body.as_bytes(), &policy, START)
+    }
+
+    fn block(datetime: &str) -> String {
+        format!(r#"{{"Action":"block","Datetime":{datetime},"ClientIP":"2001:db8::1"}}"#)
+    }
+
+    #[test]
+    fn a_time_is_read_in_every_form_of_logpush_and_is_never_ahead() {
+        for datetime in ["1767225599", "1767225599000000000", r#""2025-12-31T23:59:59Z""#] {
+            let read = report(&block(datetime)).unwrap().events;
+            assert_eq!(read.first().unwrap().at, Timestamp::from_secs(1_767_225_599), "{datetime}");
+            assert_eq!(read.first().unwrap().ip.as_deref(), Some("2001:db8::/64"), "as events show it");
+        }
+        assert_eq!(report(&block("1800000000")).unwrap().events.first().unwrap().at, START);
+        for wrong in ["-1", "1.5", "true", r#""yesterday""#] {
+            assert!(report(&block(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    /// A job may leave out the fields that tell two blocks of one second apart.
+    ///
+    /// Woken by `digest(0)` for each of them.
+    #[test]
+    fn equal_lines_are_several_blocks_and_a_repeated_upload_has_the_same_ids() {
+        let body = [block("1767225599").as_str(), "", &block("1767225599"), &block("1767225598")].join("\r\n");
+        let ids = |body: &str| report(body).unwrap().events.iter().map(|event| event.id).collect::<Vec<_>>();
+        let (first, again) = (ids(&body), ids(&body));
+        assert_eq!(first, again);
+        assert_eq!(first.iter().collect::<std::collections::HashSet<_>>().len(), 3);
+    }
+
+    #[test]
+    fn a_wrong_line_is_named_and_nothing_is_taken() {
+        let good = block("1767225599");
+        for (line, message) in [
+            ("{", "line 2: no JSON"),
+            ("[]", "line 2: must be an object"),
+            (&format!("{{\"x\":\"{}\"}}", "y".repeat(MAX_LINE)), "line 2: it has 65536 bytes or more"),
+        ] {
+            let error = report(&format!("{good}\n{line}\n{good}")).unwrap_err();
+            assert!(error.body.message().starts_with(message), "{:?}", error.body);
+        }
+        assert!(report(" \n ").unwrap_err().body.message().contains("no events"));
+    }
+}
