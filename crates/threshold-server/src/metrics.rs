@@ -131,7 +131,6 @@ impl Metrics {
     }
 
     /// Sets how many events and alerts no sink has received.
-    #[cfg_attr(not(test), expect(dead_code, reason = "there are no sinks yet"))]
     pub(crate) fn set_sink_lost(&self, total: u64) {
         raise(&self.sink_lost, total);
     }

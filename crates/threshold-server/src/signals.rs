@@ -16,7 +16,7 @@ use threshold_core::{Event, Policy, Timestamp};
 use threshold_limiter::events::{self, EventReceiver, EventSender};
 
 use crate::metrics::Metrics;
-use alerts::AlertBook;
+use alerts::{AlertBook, Notice};
 use database::{DatabaseError, EventDatabase, Field, Filter};
 use reported::ReportedIds;
 use sinks::Sinks;
@@ -80,10 +80,7 @@ impl Signals {
         }
         let notices = book.judge(policy, now);
         drop(book);
-        for notice in &notices {
-            notice.log();
-            self.sinks.alert(notice);
-        }
+        notices.iter().for_each(|notice| self.tell(notice));
         // Last, because it may wait for a disk: an alert must not.
         if !events.is_empty() {
             self.sinks.events(&events);
@@ -92,16 +89,23 @@ impl Signals {
         drop(receiver);
     }
 
+    fn tell(&self, notice: &Notice) {
+        notice.log();
+        self.sinks.alert(notice);
+    }
+
     /// Deletes the events for which all filters hold, and removes what they name from the lists. Returns how many events there were.
     pub(crate) fn erase(&self, filters: &[Filter], now: Timestamp) -> Result<u64, DatabaseError> {
         // Several names are one subject, such as the user of a tenant. The tenant, which has others too, stays on the list.
         let is_narrow = |filter: &&Filter| filters.len() == 1 || filter.field != Field::Tenant;
-        let (mut tops, mut book) = (lock(&self.tops), lock(&self.alerts));
-        for name in filters.iter().filter(is_narrow).flat_map(|filter| &filter.values) {
-            tops.forget(name);
-            book.erase(name);
-        }
-        drop((tops, book));
+        let names: Vec<&String> = filters.iter().filter(is_narrow).flat_map(|filter| &filter.values).collect();
+        let mut tops = lock(&self.tops);
+        names.iter().for_each(|name| tops.forget(name));
+        drop(tops);
+        let mut book = lock(&self.alerts);
+        let ended: Vec<Notice> = names.iter().filter_map(|name| book.erase(name, now)).collect();
+        drop(book);
+        ended.iter().for_each(|notice| self.tell(notice));
         self.database.erase(filters, now)
     }
 
@@ -109,6 +113,7 @@ impl Signals {
     pub(crate) fn update(&self, metrics: &Metrics) {
         metrics.set_events_unnamed(self.queue.sender.unnamed().saturating_add(self.database.unnamed()));
         metrics.set_events_lost(self.database.lost());
+        metrics.set_sink_lost(self.sinks.lost());
         let book = lock(&self.alerts);
         metrics.set_alerts(|alert, level| {
             book.raised().filter(|notice| notice.on == alert && notice.level() == level).count()

@@ -9,7 +9,7 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use threshold_core::alert::Episode;
+use threshold_core::alert::{AlertChange, Episode};
 use threshold_core::policy::{Alert, AlertOn, Layer};
 use threshold_core::{Event, Policy, Timestamp};
 
@@ -83,7 +83,7 @@ impl AlertBook {
     /// Judges every count by the thresholds of the policy in force, and returns what has changed.
     pub(crate) fn judge(&mut self, policy: &Policy, now: Timestamp) -> Vec<Notice> {
         self.set_thresholds(policy);
-        self.forget(now);
+        self.forget_old(now);
         let mut notices = Vec::new();
         for on in AlertOn::ALL {
             if on == AlertOn::IpBlocks {
@@ -100,14 +100,17 @@ impl AlertBook {
         notices
     }
 
+    /// Forgets an address, and returns the end of its alert if that is raised: receivers know it by this name.
+    pub(crate) fn erase(&mut self, address: &str, now: Timestamp) -> Option<Notice> {
+        self.addresses.remove(address);
+        self.recent.retain(|notice| notice.key.as_deref() != Some(address));
+        let told = self.raised.remove(&(AlertOn::IpBlocks, Some(address.into())))?;
+        Some(Notice { change: AlertChange::Resolved(told.level()), count: 0, at: now, ..told })
+    }
+
     /// Returns the alerts that are raised, each as it was told last.
     pub(crate) fn raised(&self) -> impl Iterator<Item = &Notice> {
         self.raised.values()
-    }
-
-    /// Removes the notices about an address. One that is raised is told once more when it is over.
-    pub(crate) fn erase(&mut self, address: &str) {
-        self.recent.retain(|notice| notice.key.as_deref() != Some(address));
     }
 
     /// Returns the last 100 notices, the newest first.
@@ -139,7 +142,7 @@ impl AlertBook {
         }
     }
 
-    fn forget(&mut self, now: Timestamp) {
+    fn forget_old(&mut self, now: Timestamp) {
         for total in self.totals.values_mut() {
             total.steps.forget(total.scale.judged(now));
         }

@@ -56,6 +56,12 @@ impl Addresses {
         self.entries.remove(&fewest.2);
     }
 
+    pub(super) fn remove(&mut self, address: &str) {
+        if let Some((name, entry)) = self.entries.remove_entry(address) {
+            self.order.remove(&(entry.steps.sum(), entry.admitted, name));
+        }
+    }
+
     /// Forgets what is no longer judged.
     pub(super) fn forget(&mut self, judged: (u64, u64)) {
         self.entries.retain(|_, entry| {

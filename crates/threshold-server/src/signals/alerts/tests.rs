@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use threshold_core::Span;
-use threshold_core::alert::AlertChange::{self, Raised, Resolved};
+use threshold_core::alert::AlertChange::{Raised, Resolved};
 use threshold_core::alert::AlertLevel::{self, Critical, Warning};
 
 use super::addresses::MAX_ADDRESSES;
@@ -214,6 +214,20 @@ fn a_hundred_addresses_are_raised_at_once_and_others_when_there_is_room() {
     assert_eq!(next.iter().filter(|notice| notice.is_resolved()).count(), 100);
     assert_eq!(book.judge(&policy, at(122_000)).len(), 50);
     assert_eq!((book.raised().count(), book.recent().count()), (50, 100));
+}
+
+#[test]
+fn an_address_that_is_erased_is_nowhere_and_its_alert_is_over() {
+    let (mut book, policy) = (AlertBook::default(), policy(""));
+    book.add(&event(0, &by("203.0.113.7", 20)), at(0));
+    book.add(&event(0, &by("203.0.113.8", 20)), at(0));
+    assert_eq!(book.judge(&policy, at(0)).len(), 2);
+    let over = book.erase("203.0.113.7", at(1_000)).unwrap();
+    assert_eq!(changes(&[over]), [("ip_blocks", Some("203.0.113.7"), Resolved(Warning))]);
+    assert_eq!(book.erase("203.0.113.7", at(1_000)), None);
+    assert_eq!(book.judge(&policy, at(1_000)), [], "it is told once");
+    assert!(!format!("{book:?}").contains("203.0.113.7"));
+    assert!((book.raised().count(), book.recent().count(), book.addresses.sizes().1) == (1, 1, 1));
 }
 
 /// An alert by the naive model: every event there was.
