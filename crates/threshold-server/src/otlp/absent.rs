@@ -56,7 +56,6 @@ impl Parent {
         match *self {}
     }
 
-    #[expect(clippy::manual_async_fn, reason = "as in a program with the feature")]
     pub(crate) fn carried<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
         work
     }
