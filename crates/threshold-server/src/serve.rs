@@ -108,6 +108,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
         read_bans(&desk).await?;
         let sinks = Sinks::start(sinks)?;
+        let events = events(args, desk.now());
         let banner = Banner {
             args,
             source: &source,
@@ -120,7 +121,6 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         };
         // After the listeners, the store and the journal: scripts take this output as the sign that the server is up.
         banner.announce()?;
-        let events = events(args, desk.now());
         desk.events.sender.record_allowed(args.events_sample);
         let app = Arc::new(App::with_events(desk, tokens, bounds, (events, sinks)));
         let exporter = {
