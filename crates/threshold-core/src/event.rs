@@ -168,8 +168,14 @@ impl Event {
         policy: &Policy,
         id: impl FnOnce() -> EventId,
     ) -> Option<Self> {
-        let is_recorded = !decision.allowed() || decision.verdict == Verdict::Warn || !decision.escalations.is_empty();
-        is_recorded.then(|| Self::from_any_decision(decision, facts, policy, id()))
+        Self::is_recorded(decision).then(|| Self::from_any_decision(decision, facts, policy, id()))
+    }
+
+    /// Returns whether a decision has an event: a denial, a warning, or a strike.
+    #[must_use]
+    #[inline]
+    pub fn is_recorded(decision: &Decision) -> bool {
+        !decision.allowed() || decision.verdict == Verdict::Warn || !decision.escalations.is_empty()
     }
 
     /// Returns the event of any decision, as [`from_decision`](Self::from_decision) does. A host may record some of the allowed

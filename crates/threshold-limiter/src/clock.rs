@@ -17,10 +17,20 @@ pub trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// Returns nanoseconds since any one moment, to measure how long something takes. A limiter with observers reads it some times
-    /// for each decision.
-    fn nanos(&self) -> u64 {
-        self.now().micros().saturating_mul(1_000)
+    /// Returns the value of a counter, to measure how long something takes. A limiter with observers reads it some times for each
+    /// decision, so it is in the counter's own unit.
+    fn ticks(&self) -> u64 {
+        self.now().micros()
+    }
+
+    /// Returns the current time and [`ticks`](Self::ticks), of about the same moment.
+    fn now_and_ticks(&self) -> (Timestamp, u64) {
+        (self.now(), self.ticks())
+    }
+
+    /// Returns the nanoseconds between two values of [`ticks`](Self::ticks); 0 if the counter has gone back.
+    fn nanos_between(&self, start: u64, end: u64) -> u64 {
+        end.saturating_sub(start).saturating_mul(1_000)
     }
 }
 
@@ -57,8 +67,19 @@ impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
         (**self).now()
     }
 
-    fn nanos(&self) -> u64 {
-        (**self).nanos()
+    #[inline]
+    fn ticks(&self) -> u64 {
+        (**self).ticks()
+    }
+
+    #[inline]
+    fn now_and_ticks(&self) -> (Timestamp, u64) {
+        (**self).now_and_ticks()
+    }
+
+    #[inline]
+    fn nanos_between(&self, start: u64, end: u64) -> u64 {
+        (**self).nanos_between(start, end)
     }
 }
 

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use threshold_core::event::EventId;
 use threshold_core::policy::Layer;
-use threshold_core::{Event, TraceId, Verdict};
+use threshold_core::{Decision, Event, Facts, Policy, TraceId, Verdict};
 
 use crate::observer::{ObservedDecision, Observer, Operation};
 use crate::random_id;
@@ -63,7 +63,8 @@ impl EventSender {
         let every = self.allowed.load(Ordering::Relaxed);
         // Multiplied, because a client may send ids that differ in some of their digits only.
         let spread = || trace.to_u128().wrapping_mul(0x2545_f491_4f6c_dd1d_9e37_79b9_7f4a_7c15) >> 64;
-        every > 0 && spread().checked_rem(every.into()) == Some(0)
+        // Of the upper half, whose remainder takes one instruction.
+        every > 0 && u64::try_from(spread()).unwrap_or(0).checked_rem(every.into()) == Some(0)
     }
 
     /// Adds an event.
@@ -88,12 +89,18 @@ impl Observer for EventSender {
             return;
         }
         let &ObservedDecision { decision, facts, policy, .. } = observed;
-        let id = || EventId::new(random_id().to_u128().to_be_bytes());
-        if let Some(event) = Event::from_decision(decision, facts, policy, id) {
-            self.send(event);
-        } else if self.records(decision.trace) {
-            self.send(Event::from_any_decision(decision, facts, policy, id()));
+        if Event::is_recorded(decision) || self.records(decision.trace) {
+            self.record(decision, facts, policy);
         }
+    }
+}
+
+impl EventSender {
+    // Apart, so that a decision without an event does not pay for its memory on the stack.
+    #[inline(never)]
+    fn record(&self, decision: &Decision, facts: &Facts<'_>, policy: &Policy) {
+        let id = EventId::new(random_id().to_u128().to_be_bytes());
+        self.send(Event::from_any_decision(decision, facts, policy, id));
     }
 }
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 /// The upper bound of the first bucket is 2 to this power in nanoseconds: 256 ns, the time of the fastest decisions in memory.
 const FIRST: u32 = 8;
+/// As many bits as the largest value of the first bucket has.
+const SMALLEST: u64 = (1 << FIRST) - 1;
 /// The number of buckets with a bound. Each bound is twice the one before, so the last one is 17.2 s, more than any timeout.
 const BOUNDED: usize = 27;
 /// One more bucket has everything above the last bound.
@@ -30,10 +32,12 @@ impl Histogram {
     /// Adds a time.
     #[inline]
     pub fn observe(&self, time: Duration) {
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        // The bits of the largest value in a bucket are those of its bound less one, because a bound is part of its bucket.
-        let bits = u64::BITS.saturating_sub(nanos.saturating_sub(1).leading_zeros());
-        let place = usize::try_from(bits.saturating_sub(FIRST)).unwrap_or(BOUNDED).min(BOUNDED);
+        // More than 584 years wrap around. Nothing that is measured takes as long.
+        let nanos = time.as_secs().wrapping_mul(1_000_000_000).wrapping_add(time.subsec_nanos().into());
+        // The bits of the largest value in a bucket are those of its bound less one, because a bound is part of its bucket. Whatever is
+        // below the first bound gets as many bits as that has.
+        let zeros = (nanos.saturating_sub(1) | SMALLEST).leading_zeros();
+        let place = usize::try_from(SMALLEST.leading_zeros().saturating_sub(zeros)).unwrap_or(BOUNDED).min(BOUNDED);
         if let Some(bucket) = self.buckets.get(place) {
             bucket.fetch_add(1, Ordering::Relaxed);
         }

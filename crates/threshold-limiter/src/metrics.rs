@@ -25,15 +25,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::ArcSwap;
 use prometheus_client::registry::Registry;
+use threshold_core::Verdict;
 use threshold_core::policy::{Layer, Policy, TokenError};
-use threshold_core::{Decision, Verdict};
 
 use crate::observer::{
     ObservedDecision, ObservedOperation, Observer, Operation, OperationResult, Refused, TokenRefused,
 };
-use shards::{RuleCounts, Shard, Shards, own_shard};
+use shards::{RuleCounts, Series, Shard, Shards, own_shard};
 use watched::Watched;
 
 /// The metrics of one or more limiters. A clone refers to the same counters.
@@ -77,22 +76,16 @@ struct Counts {
     refused: AtomicU64,
     tokens_refused: [AtomicU64; TokenError::ALL.len()],
     returns_lost: AtomicU64,
-    /// The counts of the policy in force, looked up once for each generation.
-    series: ArcSwap<Series>,
-    /// The same counts by layer and rule, in the order in which they are written.
-    rules: Mutex<BTreeMap<(&'static str, String), Arc<RuleCounts>>>,
+    rules: Mutex<Rules>,
     watched: Watched,
 }
 
-/// The counts of one policy's decisions.
+/// The counts by layer and rule, in the order in which they are written.
 #[derive(Debug, Default)]
-struct Series {
-    /// `None` before the first decision.
+struct Rules {
+    /// The newest policy so far; `None` before the first decision.
     generation: Option<u64>,
-    /// By the rule's index in the policy.
-    rules: Vec<(Layer, Arc<RuleCounts>)>,
-    /// For decisions without a binding rule: allow-listed, banned by an operator, or matched by no rule.
-    unbound: Arc<RuleCounts>,
+    counts: BTreeMap<(&'static str, String), Arc<RuleCounts>>,
 }
 
 impl Observer for Counts {
@@ -111,16 +104,17 @@ impl Observer for Counts {
             return;
         }
         shard.decision.observe(elapsed);
-        let mut series = self.series.load();
-        // Looking up a series by its name takes a lock. It is done once for each policy, not for each decision.
+        let mut series = shard.series();
+        // Looking up a series by its name takes a lock that all threads share. It is done once for each policy, not for each decision.
         if series.generation != Some(policy.generation()) {
-            self.renew_series(policy);
-            series = self.series.load();
+            drop(series);
+            shard.set_series(self.series_of(policy));
+            series = shard.series();
         }
         let bound = decision.bound_by().and_then(|reading| series.rules.get(reading.rule()));
         bound.map_or(&series.unbound, |(_, counts)| counts).count(thread, decision.verdict);
         if decision.verdict != Verdict::Allow || decision.degraded.is_some() {
-            count_unusual(shard, bound.map(|(layer, _)| *layer), decision);
+            count_unusual(shard, bound.map(|(layer, _)| *layer), observed);
         }
     }
 
@@ -154,7 +148,11 @@ impl Observer for Counts {
 
 /// Counts what only some decisions have. Out of the way of the others.
 #[inline(never)]
-fn count_unusual(shard: &Shard, layer: Option<Layer>, decision: &Decision) {
+fn count_unusual(
+    shard: &Shard,
+    layer: Option<Layer>,
+    &ObservedDecision { decision, facts, .. }: &ObservedDecision<'_>,
+) {
     // By layer as well, so that an alert on blocks needs no list of the policy's rules.
     if !decision.allowed() {
         shard.count_block(layer);
@@ -162,8 +160,8 @@ fn count_unusual(shard: &Shard, layer: Option<Layer>, decision: &Decision) {
     if decision.verdict == Verdict::Warn {
         shard.warnings.fetch_add(1, Ordering::Relaxed);
     }
-    if decision.escalations.iter().any(|strike| strike.banned_until.is_some()) {
-        shard.bans.fetch_add(1, Ordering::Relaxed);
+    if facts.user.is_some() && decision.escalations.iter().any(|strike| strike.banned_until.is_some()) {
+        shard.user_bans.fetch_add(1, Ordering::Relaxed);
     }
     if let Some(reason) = decision.degraded {
         shard.count_degraded(reason);
@@ -171,29 +169,36 @@ fn count_unusual(shard: &Shard, layer: Option<Layer>, decision: &Decision) {
 }
 
 impl Counts {
-    /// Replaces the series by those of another policy. Series of rules that it does not have are removed: otherwise each reload
-    /// with new names would add some.
+    /// Returns the series of a policy. Those of rules that a newer policy does not have are removed: otherwise each reload with new
+    /// names would add some.
     #[cold]
-    fn renew_series(&self, policy: &Policy) {
+    fn series_of(&self, policy: &Policy) -> Series {
         let mut rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.series.load().generation;
-        let mut counts =
-            |layer: &'static str, rule: &str| Arc::clone(rules.entry((layer, rule.to_owned())).or_default());
-        let series = Series {
-            generation: Some(policy.generation()),
-            unbound: counts("none", ""),
-            rules: policy.rules().iter().map(|rule| (rule.layer, counts(rule.layer.name(), &rule.name))).collect(),
-        };
-        self.series.store(Arc::new(series));
-        // A request that was decided under the old policy may be counted after the reload. It must not remove the new policy's
-        // series.
-        if before.is_some_and(|before| before > policy.generation()) {
-            return;
+        let Rules { generation, counts } = &mut *rules;
+        let is_newest = generation.is_none_or(|newest| newest <= policy.generation());
+        if is_newest {
+            *generation = Some(policy.generation());
+            let stays = |layer: &str, name: &str| {
+                layer == "none" || policy.rules().iter().any(|rule| (rule.layer.name(), &*rule.name) == (layer, name))
+            };
+            counts.retain(|(layer, name), _| stays(layer, name));
         }
-        let stays = |layer: &str, name: &str| {
-            layer == "none" || policy.rules().iter().any(|rule| (rule.layer.name(), &*rule.name) == (layer, name))
+        let mut counts_of = |layer: &'static str, rule: &str| {
+            let known = counts.get(&(layer, rule.to_owned())).cloned();
+            // A request that was decided under the old policy may be counted after the reload. It must not bring back a series.
+            known.unwrap_or_else(|| {
+                let new = Arc::<RuleCounts>::default();
+                if is_newest {
+                    counts.insert((layer, rule.to_owned()), Arc::clone(&new));
+                }
+                new
+            })
         };
-        rules.retain(|(layer, name), _| stays(layer, name));
+        Series {
+            generation: Some(policy.generation()),
+            unbound: counts_of("none", ""),
+            rules: policy.rules().iter().map(|rule| (rule.layer, counts_of(rule.layer.name(), &rule.name))).collect(),
+        }
     }
 }
 

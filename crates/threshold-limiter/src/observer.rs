@@ -141,7 +141,7 @@ impl From<threshold_core::plan::Verb> for Operation {
 pub struct ObservedDecision<'d> {
     /// What was asked for.
     pub operation: Operation,
-    /// The request, with the decision's trace id.
+    /// The request. It has a trace id only if its caller gave it one; the decision always has.
     pub facts: &'d Facts<'d>,
     /// The decision. `degraded` says whether the store failed.
     pub decision: &'d Decision,
@@ -291,7 +291,20 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Starts to measure an operation. Without observers nothing is measured, and no clock read.
     #[inline]
     pub(crate) fn start(&self) -> Stopwatch {
-        Stopwatch(if self.observers.is_empty() { 0 } else { self.clock.nanos() })
+        Stopwatch(if self.observers.is_empty() { 0 } else { self.clock.ticks() })
+    }
+
+    /// Returns the present time, and starts to measure what is done at it.
+    #[inline]
+    pub(crate) fn time_and_start(&self) -> (Timestamp, Stopwatch) {
+        match self.store().now() {
+            Some(now) => (now, self.start()),
+            None if self.observers.is_empty() => (self.clock.now(), Stopwatch(0)),
+            None => {
+                let (now, ticks) = self.clock.now_and_ticks();
+                (now, Stopwatch(ticks))
+            }
+        }
     }
 
     /// Returns the time since a start.
@@ -300,7 +313,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if self.observers.is_empty() {
             return Duration::ZERO;
         }
-        Duration::from_nanos(self.clock.nanos().saturating_sub(start.0))
+        Duration::from_nanos(self.clock.nanos_between(start.0, self.clock.ticks()))
     }
 
     /// Notifies observers of a decision.
@@ -316,7 +329,6 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if self.observers.is_empty() {
             return;
         }
-        let facts = &Facts { trace: decision.trace, ..*facts };
         let observed = ObservedDecision { operation, facts, decision, policy, elapsed: self.since(start), in_store };
         for observer in &self.observers {
             observer.decided(&observed);

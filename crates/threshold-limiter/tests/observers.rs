@@ -38,8 +38,8 @@ impl Clock for CountingClock {
         Timestamp::from_secs(1_767_225_600)
     }
 
-    fn nanos(&self) -> u64 {
-        self.0.fetch_add(1_000, Ordering::Relaxed)
+    fn ticks(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
     }
 }
 
@@ -55,7 +55,7 @@ struct Ear {
 
 impl Observer for Ear {
     fn decided(&self, observed: &ObservedDecision<'_>) {
-        assert_eq!(observed.facts.trace, observed.decision.trace);
+        assert_ne!(observed.decision.trace, TraceId::default());
         self.heard.lock().unwrap().push((observed.operation, observed.decision.verdict.name(), None));
         self.times.lock().unwrap().push((observed.elapsed, observed.in_store));
     }

@@ -47,7 +47,11 @@ impl SystemClock {
     }
 
     fn counted(&self) -> u64 {
-        self.counter.delta_as_nanos(self.start, self.counter.raw()).checked_div(1_000).unwrap_or(0)
+        self.counted_until(self.counter.raw())
+    }
+
+    fn counted_until(&self, ticks: u64) -> u64 {
+        self.counter.delta_as_nanos(self.start, ticks).checked_div(1_000).unwrap_or(0)
     }
 
     #[cold]
@@ -95,18 +99,30 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        let mut counted = self.counted();
+        self.now_and_ticks().0
+    }
+
+    #[inline]
+    fn now_and_ticks(&self) -> (Timestamp, u64) {
+        let ticks = self.counter.raw();
+        let mut counted = self.counted_until(ticks);
         // After a reset of the counter the wrapped difference is large, so that it is compared at once.
         if counted.wrapping_sub(self.compared_at.load(Ordering::Relaxed)) >= COMPARE_EVERY {
             self.compare();
             counted = self.counted();
         }
         let micros = signed(counted).saturating_add(self.offset.load(Ordering::Relaxed));
-        Timestamp::from_micros(u64::try_from(micros).unwrap_or(0))
+        (Timestamp::from_micros(u64::try_from(micros).unwrap_or(0)), ticks)
     }
 
-    fn nanos(&self) -> u64 {
-        self.counter.delta_as_nanos(self.start, self.counter.raw())
+    #[inline]
+    fn ticks(&self) -> u64 {
+        self.counter.raw()
+    }
+
+    #[inline]
+    fn nanos_between(&self, start: u64, end: u64) -> u64 {
+        self.counter.delta_as_nanos(start, end)
     }
 }
 

@@ -144,12 +144,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub(crate) async fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> Settled {
         // What does not depend on the store is filled in while the prefetched memory arrives.
         plan.prepare(decision);
-        let now = self.time();
+        let (now, asked) = self.time_and_start();
         if !self.store.answers_at_once() {
             // Boxed: a round trip costs more than an allocation, and the future of a store in memory stays small.
             return Box::pin(self.settle_remotely(plan, now, outcome, decision)).await;
         }
-        let asked = self.start();
         let answer = self.store.settle(plan, now, outcome).await;
         let in_store = self.since(asked);
         match answer {

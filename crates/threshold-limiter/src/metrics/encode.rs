@@ -68,7 +68,7 @@ impl Collector for Counts {
 
 impl Counts {
     fn encode_decisions(&self, encoder: &mut Encoder<'_>) -> Result<(), Error> {
-        let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner).counts.clone();
         let by_verdict = rules.iter().flat_map(|((layer, rule), counts)| {
             let series = move |(verdict, count): (&'static str, u64)| {
                 ([("layer", *layer), ("rule", rule.as_str()), ("verdict", verdict)], count)
@@ -82,8 +82,8 @@ impl Counts {
         let count = |of: fn(&super::Shard) -> &std::sync::atomic::AtomicU64| self.shards.sum(of);
         let warnings = count(|shard| &shard.warnings);
         encoder.counter("threshold_warnings", "Requests that were let through with a warning", warnings)?;
-        let bans = count(|shard| &shard.bans);
-        encoder.counter("threshold_bans", "Requests whose strike banned their subject", bans)?;
+        let bans = count(|shard| &shard.user_bans);
+        encoder.counter("threshold_user_bans", "Requests of users whose strike brought a ban", bans)?;
         let reasons = Degraded::ALL.map(Degraded::name).into_iter().zip(self.shards.degraded());
         let degraded = reasons.map(|(reason, count)| ([("reason", reason)], count));
         encoder.counters("threshold_degraded", "Decisions without all that they need, by reason", degraded)?;

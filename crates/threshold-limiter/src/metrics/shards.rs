@@ -1,6 +1,7 @@
 //! The counters that every decision adds to, in parts by thread.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use threshold_core::Verdict;
 use threshold_core::decision::Degraded;
@@ -29,8 +30,21 @@ pub(super) struct Shard {
     blocks: [AtomicU64; LAYERS.len()],
     degraded: [AtomicU64; Degraded::ALL.len()],
     pub(super) warnings: AtomicU64,
-    pub(super) bans: AtomicU64,
+    pub(super) user_bans: AtomicU64,
     pub(super) store_errors: AtomicU64,
+    /// The series of the last policy that one of these threads has decided under.
+    series: RwLock<Series>,
+}
+
+/// The counts of one policy's decisions.
+#[derive(Debug, Default)]
+pub(super) struct Series {
+    /// `None` before the first decision.
+    pub(super) generation: Option<u64>,
+    /// By the rule's index in the policy.
+    pub(super) rules: Vec<(Layer, Arc<RuleCounts>)>,
+    /// For decisions without a binding rule: allow-listed, banned by an operator, or matched by no rule.
+    pub(super) unbound: Arc<RuleCounts>,
 }
 
 impl Shard {
@@ -45,6 +59,16 @@ impl Shard {
         if let Some(counter) = self.operations.get(operation.place()).and_then(|own| own.get(result)) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Returns the series. Only a few threads share the lock, and it is written when the policy changes.
+    #[inline]
+    pub(super) fn series(&self) -> RwLockReadGuard<'_, Series> {
+        self.series.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_series(&self, series: Series) {
+        *self.series.write().unwrap_or_else(PoisonError::into_inner) = series;
     }
 
     pub(super) fn count_block(&self, layer: Option<Layer>) {

@@ -15,7 +15,7 @@ impl Metrics {
     /// Adds the gauges of a limiter: its keys, its waiting requests, and what has expired. Reading them walks over no table. Its
     /// policy's series exist from now on, so that the first event of each is not missed by a rate.
     pub fn watch<S: Store + 'static, C: Clock + 'static>(&self, limiter: &Arc<Limiter<S, C>>) {
-        self.0.renew_series(&limiter.policy());
+        self.0.series_of(&limiter.policy());
         self.add_source(limiter, |limiter, readings| {
             let numbers = limiter.store().numbers();
             readings.keys = numbers.keys;
