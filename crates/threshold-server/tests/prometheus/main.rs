@@ -4,6 +4,7 @@
 
 #![expect(
     clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
     reason = "a test that cannot go on should say so loudly, on the line where it stops"
