@@ -173,6 +173,8 @@ impl Overflow {
 
 #[cfg(test)]
 mod tests {
+    use threshold_core::{Decision, Facts, Policy};
+
     use super::*;
 
     fn denial(layer: &str, ip: u32) -> Event {
@@ -208,13 +210,13 @@ mod tests {
     /// Woken by recording every allowed request, or none.
     #[test]
     fn one_in_so_many_allowed_requests_is_recorded() {
-        let policy = threshold_core::Policy::builder().build().unwrap();
+        let policy = Policy::builder().build().unwrap();
         let recorded = |every, operation| {
             let (sender, mut receiver) = queue(10_000);
             sender.record_allowed(every);
             for trace in 0..10_000_u128 {
-                let facts = threshold_core::Facts { trace: TraceId::from_u128(trace << 64), ..Default::default() };
-                let mut decision = threshold_core::Decision::default();
+                let facts = Facts { trace: TraceId::from_u128(trace << 64), ..Default::default() };
+                let mut decision = Decision::default();
                 decision.trace = facts.trace;
                 let observed = ObservedDecision::new(&facts, &decision, &policy);
                 sender.decided(&ObservedDecision { operation, ..observed });

@@ -12,7 +12,7 @@ const MAX_STEPS: u64 = 60;
 const SECOND: Span = Span::from_secs(1);
 
 /// The steps that a period is counted in: a sixtieth of it, and at least a second, so that no history is longer than
-/// [`Scale::MAX_COUNTS`], however short the period is. A period of less than a second counts as one second.
+/// 122 counts, however short the period is. A period of less than a second counts as one second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Scale {
     /// The length of a step, in microseconds.
