@@ -30,7 +30,7 @@
 //!     event.to_json(),
 //!     r#"{"id":"02020202-0202-4202-8202-020202020202","at":1767225600000,"layer":"user","blocked":true,"tenant":null,"#.to_owned()
 //!         + r#""userId":"u1","endpoint":"POST:/api/posts","ip":null,"rule":"posts","verdict":"deny","count":1,"subject":null,"#
-//!         + r#""strikes":null,"shadowUntil":null,"bannedUntil":null,"traceId":"00000000000000000000000000000000","#
+//!         + r#""strikes":null,"shadowUntil":null,"bannedUntil":null,"traceId":null,"#
 //!         + r#""limits":[{"rule":"posts","layer":"user","mode":"enforce","allowed":false,"limit":1,"periodMs":3600000,"remaining":0,"#
 //!         + r#""cost":1,"resetAt":1767229260,"retryAfter":3660}]}"#
 //! );

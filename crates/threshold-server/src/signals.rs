@@ -96,8 +96,11 @@ impl Signals {
 
     /// Deletes the events for which all filters hold, and removes what they name from the lists. Returns how many events there were.
     pub(crate) fn erase(&self, filters: &[Filter], now: Timestamp) -> Result<u64, DatabaseError> {
-        // Several names are one subject, such as the user of a tenant. The tenant, which has others too, stays on the list.
-        let is_narrow = |filter: &&Filter| filters.len() == 1 || filter.field != Field::Tenant;
+        // Several names are one subject, such as the user of a tenant. Only the narrowest leaves the lists: others share the rest.
+        let narrowest = [Field::UserId, Field::Ip, Field::Tenant]
+            .into_iter()
+            .find(|field| filters.iter().any(|filter| filter.field == *field));
+        let is_narrow = |filter: &&Filter| Some(filter.field) == narrowest;
         let names: Vec<&String> = filters.iter().filter(is_narrow).flat_map(|filter| &filter.values).collect();
         let mut tops = lock(&self.tops);
         names.iter().for_each(|name| tops.forget(name));

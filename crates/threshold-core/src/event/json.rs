@@ -54,7 +54,7 @@ impl Event {
             "strikes": strike.map(|strike| strike.strikes),
             "shadowUntil": strike.and_then(|strike| strike.shadow_until).map(millis),
             "bannedUntil": strike.and_then(|strike| strike.banned_until).map(millis),
-            "traceId": self.trace.to_string(),
+            "traceId": (self.trace != TraceId::default()).then(|| self.trace.to_string()),
             "limits": self.limits.iter().map(EventLimit::write).collect::<Vec<_>>(),
         });
         printable(&value.to_string()).into_owned()

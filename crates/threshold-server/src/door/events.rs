@@ -187,9 +187,10 @@ impl ListQuery {
             filters.push(Filter { field, values: vec![value] });
             Ok::<(), ApiError>(())
         };
-        add(Field::Layer, self.layer, &|value| {
-            layer_named(value).map(drop).ok_or_else(|| ApiError::bad("layer", unknown_layer(value)))
-        })?;
+        // By the name that events have: a layer may have another one, as `ip` of `edge`.
+        let layer = |name: String| layer_named(&name).ok_or_else(|| ApiError::bad("layer", unknown_layer(&name)));
+        let layer = self.layer.map(layer).transpose()?;
+        add(Field::Layer, layer.map(|layer| layer.name().to_owned()), &|_| Ok(()))?;
         add(Field::Blocked, self.blocked, &|value| {
             let is_bool = matches!(value, "true" | "false");
             is_bool.then_some(()).ok_or_else(|| ApiError::bad("blocked", "blocked must be true or false"))

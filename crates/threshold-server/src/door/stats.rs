@@ -123,6 +123,10 @@ mod tests {
         assert_eq!(server.client().send("DELETE", "/v1/events?userId=u1", &[], "").unwrap().status, 200);
         let erased = get(&mut server, "/v1/stats").json();
         assert_eq!((&erased["topBlockedUsers"], &erased["userBlocks"]), (&json!([]), &json!(2)));
+        // A user at an address is one subject, and others may have the address.
+        let path = "/v1/events?userId=u9&ip=203.0.113.7";
+        assert_eq!(server.client().send("DELETE", path, &[], "").unwrap().status, 200);
+        assert_eq!(get(&mut server, "/v1/stats").json()["topBlockedIps"], expected["topBlockedIps"]);
         let path = "/v1/events?ip=203.0.113.7&tenant=acme";
         assert_eq!(server.client().send("DELETE", path, &[], "").unwrap().status, 200);
         let erased = get(&mut server, "/v1/stats").json();

@@ -361,6 +361,7 @@ fn a_logpush_upload_counts_as_blocks_of_the_edge_and_raises_their_alert() {
     // Logpush repeats an upload whose answer it did not hear.
     assert_eq!(upload(client, &gzip(&sample)).json(), json!({"accepted": 0, "ignored": 9}));
     let found = events(client, "?layer=edge&limit=1000");
+    assert_eq!(events(client, "?layer=ip&limit=1000"), found, "another name of the same layer");
     assert_eq!(found.len(), 6);
     let first = &found[0];
     assert_eq!((&first["ip"], &first["blocked"]), (&json!("203.0.113.7"), &json!(true)));

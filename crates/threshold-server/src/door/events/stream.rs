@@ -85,7 +85,7 @@ async fn send_all(app: Arc<App>, mut query: EventQuery, sender: mpsc::Sender<Byt
         async move { matches!(timeout(patience, sender.send(part.into())).await, Ok(Ok(()))) }
     };
     // Answers at once, so that a client knows that its stream is open.
-    if !send("retry: 1000\n\n".to_owned()).await {
+    if !send("retry: 1000\n".to_owned()).await {
         return;
     }
     loop {
@@ -102,7 +102,7 @@ async fn send_all(app: Arc<App>, mut query: EventQuery, sender: mpsc::Sender<Byt
         query.after = query.after.max(Some(next));
         tokio::select! {
             changed = newest.changed() => if changed.is_err() { return },
-            () = sleep(KEEP_ALIVE) => if !send(":\n\n".to_owned()).await { return },
+            () = sleep(KEEP_ALIVE) => if !send(":\n".to_owned()).await { return },
             () = sender.closed() => return,
             () = app.health.until_draining() => return,
         }

@@ -101,7 +101,7 @@ impl SinkSettings {
         }
         let keys: Option<Vec<SigningKey>> = secrets.split_whitespace().map(SigningKey::parse).collect();
         let keys = keys.with_context(|| {
-            format!("{SECRET} is shorter than 16 bytes, or not base64 after whsec_: generate one with `openssl rand -hex 32`")
+            format!("{SECRET} is shorter than 16 bytes, or not base64 after whsec_: generate one with `echo whsec_$(openssl rand -base64 32)`")
         })?;
         let mut targets = events.iter().map(|(target, _)| target).chain(alerts.iter().map(|(target, _)| target));
         // The system's certificates take a while to read, and a container may have none.

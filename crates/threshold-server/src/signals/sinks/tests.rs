@@ -459,11 +459,11 @@ fn a_mistake_in_a_setting_is_told_at_the_start() {
         ),
         (
             vec![hook, ("THRESHOLD_WEBHOOK_SECRET", "short")],
-            "THRESHOLD_WEBHOOK_SECRET is shorter than 16 bytes, or not base64 after whsec_: generate one with `openssl rand -hex 32`",
+            "THRESHOLD_WEBHOOK_SECRET is shorter than 16 bytes, or not base64 after whsec_: generate one with `echo whsec_$(openssl rand -base64 32)`",
         ),
         (
             vec![hook, ("THRESHOLD_WEBHOOK_SECRET", "whsec_CANARY-CANARY-CANARY")],
-            "THRESHOLD_WEBHOOK_SECRET is shorter than 16 bytes, or not base64 after whsec_: generate one with `openssl rand -hex 32`",
+            "THRESHOLD_WEBHOOK_SECRET is shorter than 16 bytes, or not base64 after whsec_: generate one with `echo whsec_$(openssl rand -base64 32)`",
         ),
         (
             vec![("THRESHOLD_EVENTS_URL", "http://127.0.0.1:1/"), ("THRESHOLD_EVENTS_TOKEN", "CAN\u{e9}RY")],
