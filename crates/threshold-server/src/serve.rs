@@ -397,6 +397,7 @@ async fn desk(
     store: &StoreUrl,
     policy: Policy,
 ) -> anyhow::Result<(OpenDesk, Option<Arc<RedisStore>>)> {
+    check_journal_name(args)?;
     let clock = Arc::new(SystemClock::new());
     let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
     if let StoreUrl::Redis(url) = store {
@@ -424,6 +425,20 @@ async fn desk(
 fn sink_settings(args: &ServeArgs) -> anyhow::Result<SinkSettings> {
     let reach = if args.allow_private_webhooks { Reach::Private } else { Reach::Public };
     SinkSettings::from_environment(&args.events_to, reach)
+}
+
+/// Checks that the journal and the files beside it are different ones.
+fn check_journal_name(args: &ServeArgs) -> anyhow::Result<()> {
+    let is_taken =
+        |extension: &std::ffi::OsStr| extension == "events" || extension == "secret" || extension == "counters";
+    match args.db.extension() {
+        Some(extension) if !args.no_db && is_taken(extension) => anyhow::bail!(
+            "--db {}: the file beside a journal with the extension .{} is another one; name the journal otherwise, as in threshold.db",
+            args.db.display(),
+            extension.display()
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Opens the file of events beside the journal, or a database in memory without one.

@@ -20,7 +20,7 @@ use alerts::{AlertBook, Notice};
 use database::{DatabaseError, EventDatabase, Field, Filter};
 use reported::ReportedIds;
 use sinks::Sinks;
-use tops::Tops;
+use tops::{Kind, Tops};
 
 /// The most events that wait. One has about a kilobyte.
 const QUEUE: usize = 8_192;
@@ -56,13 +56,18 @@ impl Signals {
     }
 
     /// Records events that another system reports, unless it has reported them before. Returns how many are new.
-    pub(crate) fn report(&self, mut events: Vec<Event>) -> usize {
+    ///
+    /// They do not go through the queue, in which one report would leave no room for the names of its own events.
+    pub(crate) fn report(&self, mut events: Vec<Event>, policy: &Policy, now: Timestamp) -> usize {
         lock(&self.reported).retain_new(&mut events);
-        let new = events.len();
-        for event in events {
-            self.queue.sender.send(event);
+        let mut receiver = lock(&self.queue.receiver);
+        // Those before them, so that the order of arrival stays.
+        self.count(&receiver.take(QUEUE, Duration::ZERO).into(), policy, now);
+        for events in events.chunks(QUEUE) {
+            self.count(&events.into(), policy, now);
         }
-        new
+        drop(receiver);
+        events.len()
     }
 
     /// Takes the events that wait, counts them, and tells what has changed. A call that shows a figure does this first, so that the
@@ -70,7 +75,11 @@ impl Signals {
     pub(crate) fn collect(&self, policy: &Policy, now: Timestamp) {
         // Held until all is counted, so that the second of two callers returns after the events of the first are counted too.
         let mut receiver = lock(&self.queue.receiver);
-        let events: Arc<[Event]> = receiver.take(QUEUE, Duration::ZERO).into();
+        self.count(&receiver.take(QUEUE, Duration::ZERO).into(), policy, now);
+        drop(receiver);
+    }
+
+    fn count(&self, events: &Arc<[Event]>, policy: &Policy, now: Timestamp) {
         let mut tops = lock(&self.tops);
         events.iter().for_each(|event| tops.add(event, now));
         drop(tops);
@@ -83,10 +92,9 @@ impl Signals {
         notices.iter().for_each(|notice| self.tell(notice));
         // Last, because it may wait for a disk: an alert must not.
         if !events.is_empty() {
-            self.sinks.events(&events);
-            self.database.insert(&events, now);
+            self.sinks.events(events);
+            self.database.insert(events, now);
         }
-        drop(receiver);
     }
 
     fn tell(&self, notice: &Notice) {
@@ -102,13 +110,21 @@ impl Signals {
             .find(|field| filters.iter().any(|filter| filter.field == *field));
         let is_narrow = |filter: &&Filter| Some(filter.field) == narrowest;
         let names: Vec<&String> = filters.iter().filter(is_narrow).flat_map(|filter| &filter.values).collect();
+        // By its kind: a user may have the name of an address.
+        let kind = match narrowest {
+            Some(Field::Tenant) => Kind::Tenant,
+            Some(Field::Ip) => Kind::Ip,
+            _ => Kind::User,
+        };
         let mut tops = lock(&self.tops);
-        names.iter().for_each(|name| tops.forget(name));
+        names.iter().for_each(|name| tops.forget(kind, name));
         drop(tops);
-        let mut book = lock(&self.alerts);
-        let ended: Vec<Notice> = names.iter().filter_map(|name| book.erase(name, now)).collect();
-        drop(book);
-        ended.iter().for_each(|notice| self.tell(notice));
+        if kind == Kind::Ip {
+            let mut book = lock(&self.alerts);
+            let ended: Vec<Notice> = names.iter().filter_map(|name| book.erase(name, now)).collect();
+            drop(book);
+            ended.iter().for_each(|notice| self.tell(notice));
+        }
         self.database.erase(filters, now)
     }
 

@@ -18,7 +18,7 @@ use threshold_limiter::api::{layer_named, unknown_layer};
 
 use super::admin::{Operator, Reader};
 use super::http::trace_id;
-use super::json_body::JsonBody;
+use super::json_body::{Caller, JsonBody};
 use super::query::Query;
 use super::routes::{Route, delete, get, post};
 use super::{ApiError, App, json, json_bytes};
@@ -161,15 +161,20 @@ async fn erase(
 }
 
 async fn report(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    // Before the turn: a client without a token must not keep others waiting for theirs.
+    Caller::of(request.headers(), request.extensions(), &app).await?;
     // Before the body is read, so that only few large bodies are in memory at a time.
     let _turn = app.event_reports.turn().await?;
     let JsonBody(body) = JsonBody::read_compressed(request, &app, report::MAX_BODY).await?;
     let (policy, now) = (app.desk.policy(), app.desk.now());
     // Megabytes of JSON would hold up the requests of this thread.
-    let read = tokio::task::spawn_blocking(move || report::read(&body, &policy, now)).await;
-    let read = read.map_err(|_| unavailable())??;
-    let all = read.events.len().saturating_add(read.ignored);
-    let accepted = app.signals.report(read.events);
+    let shared = Arc::clone(&app);
+    let reported = tokio::task::spawn_blocking(move || {
+        let read = report::read(&body, &policy, now)?;
+        let all = read.events.len().saturating_add(read.ignored);
+        Ok::<_, ApiError>((all, shared.signals.report(read.events, &policy, now)))
+    });
+    let (all, accepted) = reported.await.map_err(|_| unavailable())??;
     Ok(json(StatusCode::OK, &ReportedBody { accepted, ignored: all.saturating_sub(accepted) }))
 }
 

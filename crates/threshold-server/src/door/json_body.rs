@@ -22,7 +22,7 @@ pub(super) struct Caller;
 pub(super) struct JsonBody(pub(super) Bytes);
 
 impl Caller {
-    async fn of(headers: &HeaderMap, extensions: &Extensions, app: &App) -> Result<Self, ApiError> {
+    pub(super) async fn of(headers: &HeaderMap, extensions: &Extensions, app: &App) -> Result<Self, ApiError> {
         let authorization = headers.get(AUTHORIZATION);
         if app.tokens.admit_caller(authorization) {
             return Ok(Self);

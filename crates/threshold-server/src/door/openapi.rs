@@ -12,6 +12,8 @@ use super::routes;
 
 /// The refusal by [`Hosts`](super::Hosts), which comes before any route.
 pub(super) const WRONG_HOST: (u16, &str) = (403, "Host or Origin is not a name of this server");
+/// The refusal of a head with a query that is longer than a head may be.
+pub(super) const LONG_QUERY: (u16, &str) = (431, "The query and the header fields are too long");
 /// The errors of a call that reads a body.
 const CALL_ERRORS: [(u16, &str); 7] = [
     (400, "The request is invalid; the message says why, and in which field"),

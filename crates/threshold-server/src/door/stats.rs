@@ -127,6 +127,10 @@ mod tests {
         let path = "/v1/events?userId=u9&ip=203.0.113.7";
         assert_eq!(server.client().send("DELETE", path, &[], "").unwrap().status, 200);
         assert_eq!(get(&mut server, "/v1/stats").json()["topBlockedIps"], expected["topBlockedIps"]);
+        // Nor has a user anything to do with the address that it is named like.
+        let path = "/v1/events?userId=203.0.113.7";
+        assert_eq!(server.client().send("DELETE", path, &[], "").unwrap().status, 200);
+        assert_eq!(get(&mut server, "/v1/stats").json()["topBlockedIps"], expected["topBlockedIps"]);
         let path = "/v1/events?ip=203.0.113.7&tenant=acme";
         assert_eq!(server.client().send("DELETE", path, &[], "").unwrap().status, 200);
         let erased = get(&mut server, "/v1/stats").json();

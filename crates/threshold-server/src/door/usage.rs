@@ -13,7 +13,7 @@ use threshold_core::policy::{CostOf, Mode};
 use threshold_core::{Facts, Timestamp};
 
 use super::json_body::Caller;
-use super::openapi::{Operation, Schemas};
+use super::openapi::{LONG_QUERY, Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get};
 use super::{ApiError, App, json};
@@ -69,14 +69,13 @@ pub(super) fn routes() -> Vec<Route> {
 
 fn describe(schemas: &mut Schemas) -> Operation {
     let summary = "Return what is left of each limit of one caller";
-    let operation =
-        Operation::call("usage", summary, &schemas.of::<UsageBody>()).errors(&[(503, "The store cannot answer")]);
-    ["tenant", "user", "ip", "tier", "endpoint", "category", "method", "path", "host"].into_iter().fold(
-        operation,
-        |operation, name| {
-            operation.parameter(json!({"name": name, "in": "query", "schema": {"type": "string", "maxLength": 8_192}}))
-        },
-    )
+    let operation = Operation::call("usage", summary, &schemas.of::<UsageBody>())
+        .errors(&[LONG_QUERY, (503, "The store cannot answer")]);
+    ["tenant", "user", "ip", "tier", "endpoint", "category", "method", "path", "host"]
+        .into_iter()
+        .fold(operation, |operation, name| {
+            operation.parameter(json!({"name": name, "in": "query", "schema": {"type": "string"}}))
+        })
 }
 
 async fn show(_: Caller, State(app): State<Arc<App>>, Query(query): Query<UsageQuery>) -> Result<Response, ApiError> {

@@ -4,8 +4,8 @@ use threshold_core::policy::{Policy, Review, Severity};
 use threshold_limiter::journal::{GivenSecrets, JournalError, check_installation};
 
 use super::{
-    Certificates, StoreUrl, Tokens, check_addresses, check_secrets, policy_support, read_policy, secret, sink_settings,
-    store,
+    Certificates, StoreUrl, Tokens, check_addresses, check_journal_name, check_secrets, policy_support, read_policy,
+    secret, sink_settings, store,
 };
 use crate::Report;
 use crate::cli::{Denied, ServeArgs};
@@ -48,7 +48,7 @@ fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
         problems.extend(Certificates::read(cert, key).err());
     }
     problems.extend(sink_settings(args).and_then(|settings| settings.check_files()).err());
-    problems.extend(installation(args).err());
+    problems.extend(check_journal_name(args).and_then(|()| installation(args)).err());
     problems
 }
 

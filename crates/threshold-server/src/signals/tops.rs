@@ -104,6 +104,14 @@ struct Top {
     error: u64,
 }
 
+/// A kind of names that can be forgotten: the place of its counters in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Tenant = 0,
+    Ip = 2,
+    User = 3,
+}
+
 /// Counts blocked requests by layer and by name.
 #[derive(Debug)]
 pub(crate) struct Tops {
@@ -161,10 +169,10 @@ impl Tops {
         }
     }
 
-    /// Removes a name, as events show it, from all lists. The sums stay.
-    pub(crate) fn forget(&mut self, name: &str) {
+    /// Removes a name, as events show it, from the lists of its kind. The sums stay.
+    pub(crate) fn forget(&mut self, kind: Kind, name: &str) {
         let steps = self.rings.iter_mut().flat_map(|ring| ring.steps.iter_mut());
-        steps.flat_map(|step| step.tops.iter_mut()).for_each(|top| top.forget(name));
+        steps.filter_map(|step| step.tops.get_mut(kind as usize)).for_each(|top| top.forget(name));
     }
 }
 
@@ -333,8 +341,10 @@ mod tests {
         for period in Period::ALL {
             assert_eq!(stats(&tops, period, at(4)), expected, "{period:?}");
         }
-        tops.forget("a");
-        tops.forget("u1");
+        // A user may have the name of an address.
+        tops.forget(Kind::User, "b");
+        tops.forget(Kind::Ip, "a");
+        tops.forget(Kind::User, "u1");
         let after = stats(&tops, Period::Day, at(4));
         assert_eq!(after["topBlockedIps"], json!([{"ip": "b", "blocks": 2, "error": 0}]));
         assert_eq!((&after["edgeBlocks"], after["topBlockedUsers"].as_array().unwrap().len()), (&json!(7), 2));

@@ -242,7 +242,7 @@ fn bad_queries_and_bodies_are_refused_by_name() {
     }
     refused("DELETE", "", "", json!("userId"));
     refused("DELETE", "?ip=", "", json!("ip"));
-    refused("POST", "", "[{}]", json!("0.id"));
+    refused("POST", "", "[{}]", json!("id"));
     refused("POST", "", "", Value::Null);
     refused("POST", "", "{\"Action\":\"block\",\"Datetime\":\"soon\"}", json!("Datetime"));
     let far = r#"{"id":"00000000-0000-4000-8000-000000000000","at":1,"blocked":true,"count":10000000000}"#;
@@ -344,6 +344,27 @@ fn gzip(text: &str) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
+/// A report of more addresses than the queue of decisions holds. Fails if reports go through that queue: the names of the last
+/// events are lost, and with them the address that attacks.
+#[test]
+fn a_large_report_hides_no_busy_address() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let now = jiff::Timestamp::now();
+    let line = |number: u32, ip: &str| {
+        format!(r#"{{"Action":"block","ClientIP":"{ip}","Datetime":"{now}","RayID":"ray{number}","RuleID":"r"}}"#)
+            + "\n"
+    };
+    let others = (0..12_000).map(|number| line(number, &format!("10.{}.{}.1", number / 256, number % 256)));
+    let busy = (12_000..12_200).map(|number| line(number, "203.0.113.7"));
+    let told = upload(client, &gzip(&others.chain(busy).collect::<String>())).json();
+    assert_eq!(told, json!({"accepted": 12_200, "ignored": 0}));
+    let alerts = client.send("GET", "/v1/alerts?state=raised", &[], "").unwrap().json();
+    let raised = alerts.as_array().unwrap().iter().find(|notice| notice["key"] == "203.0.113.7");
+    assert_eq!(raised.map(|notice| &notice["level"]), Some(&json!("critical")), "{alerts}");
+}
+
 /// The sample has what Logpush sends for a zone: six blocks and challenges of one address, and what stopped nobody.
 #[test]
 fn a_logpush_upload_counts_as_blocks_of_the_edge_and_raises_their_alert() {
@@ -373,8 +394,13 @@ fn a_logpush_upload_counts_as_blocks_of_the_edge_and_raises_their_alert() {
         alerts = client.send("GET", "/v1/alerts?state=raised", &[], "").unwrap().json();
     }
     assert_eq!((&alerts[0]["alert"], &alerts[0]["level"]), (&json!("edge_blocks"), &json!("warning")), "{alerts}");
-    // A small body that becomes a large one.
-    let bomb = upload(client, &gzip(&"x".repeat(200 << 20)));
+    // Small bodies that become large ones. As JSON values, each of these numbers would take 36 times its size.
+    let many = format!("[{}1]", "1,".repeat(3 << 20));
+    let refused = upload(&mut server.connect(), &gzip(&many));
+    assert_eq!((refused.status, refused.body.contains("1000 events are the most")), (400, true), "{}", refused.body);
+    assert_eq!(upload(&mut server.connect(), &gzip(&format!("[[{}1]]", "1,".repeat(3 << 20)))).status, 400);
+    assert_eq!(upload(&mut server.connect(), &gzip(&format!("[{}1]", "1,".repeat(5 << 20)))).status, 413);
+    let bomb = upload(&mut server.connect(), &gzip(&"x".repeat(200 << 20)));
     assert_eq!(bomb.status, 400, "{}", bomb.body);
 }
 

@@ -160,6 +160,11 @@ fn a_check_leaves_files_and_servers_alone() {
     assert!(code == Some(2) && said.contains("is missing or empty"), "{said}");
     assert_eq!(check(None, &[args[0], args[1], "--new-journal"], &[]).0, Some(0));
     let missing = folder.path().join("no/such/threshold.db");
+    // The file of events, or the secret, would be the journal itself.
+    for name in ["threshold.events", "threshold.secret", "threshold.counters"] {
+        let (code, said) = check(None, &["--db", name], &[]);
+        assert!(code == Some(2) && said.contains("name the journal otherwise"), "{name}: {said}");
+    }
     let (code, said) = check(None, &["--db", missing.to_str().unwrap()], &[]);
     assert!(code == Some(2) && said.contains("no/such of ") && said.contains("does not exist"), "{said}");
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{ErasedBody, MAX_PAGE, ReportedBody, VERDICTS, stream};
 use crate::door::admin::{change, operator_call};
-use crate::door::openapi::{Operation, Schemas, json_content};
+use crate::door::openapi::{LONG_QUERY, Operation, Schemas, json_content};
 
 const UNAVAILABLE: (u16, &str) =
     (503, "The events cannot be reached, or too many answers or streams are open (`busy`)");
@@ -91,7 +91,7 @@ pub(super) fn list(schemas: &mut Schemas) -> Operation {
     }
     let text = |name: &str| parameter(name, "", &json!({"type": "string", "minLength": 1}));
     let whole = json!({"type": "integer", "minimum": 0, "maximum": u64::MAX});
-    let layers = json!({"type": "string", "enum": ["global", "edge", "tenant", "user", "endpoint"]});
+    let layers = json!({"type": "string", "enum": ["global", "edge", "ip", "tenant", "user", "endpoint"]});
     let verdicts = json!({"type": "string", "enum": VERDICTS});
     let limit = json!({"type": "integer", "minimum": 1, "maximum": MAX_PAGE});
     let trace = json!({"type": "string", "pattern": "^[0-9a-fA-F]{32}$"});
@@ -111,7 +111,7 @@ pub(super) fn list(schemas: &mut Schemas) -> Operation {
         .parameter(text("endpoint"))
         .parameter(text("rule"))
         .parameter(text("subject"))
-        .errors(&[UNAVAILABLE])
+        .errors(&[LONG_QUERY, UNAVAILABLE])
 }
 
 pub(super) fn report(schemas: &mut Schemas) -> Operation {
@@ -131,6 +131,7 @@ pub(super) fn erase(schemas: &mut Schemas) -> Operation {
         .parameter(text("ip"))
         .parameter(text("tenant"))
         .parameter(parameter("reason", "The reason, for the audit", &reason))
+        .errors(&[LONG_QUERY])
 }
 
 fn parameter(name: &str, description: &str, schema: &Value) -> Value {

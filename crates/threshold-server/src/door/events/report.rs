@@ -1,6 +1,7 @@
 //! Reads events that other systems report: core's JSON, or lines of Cloudflare's `firewall_events`, which Logpush uploads.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::Hash as _;
 use std::io::{BufRead as _, BufReader, Read};
 use std::time::Duration;
@@ -8,8 +9,10 @@ use std::time::Duration;
 use flate2::read::MultiGzDecoder;
 use http::StatusCode;
 use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
-use threshold_core::event::{Event, EventId};
+use threshold_core::event::{Event, EventId, MAX_BATCH};
 use threshold_core::path::normalize_method;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Facts, Timestamp};
@@ -20,13 +23,17 @@ use crate::door::ApiError;
 
 /// The largest body, whatever `--max-body` is: Logpush uploads up to 5 MB by default, before compression.
 pub(super) const MAX_BODY: usize = 8 << 20;
-/// The most bytes of lines, and of a batch.
+/// The most bytes of lines.
 const MAX_LINES: u64 = 64 << 20;
+/// The most lines. Logpush uploads up to 100,000 by default.
+const MAX_LINE_COUNT: usize = 200_000;
+/// The most bytes of a batch. An event has about a kilobyte, and at most some more.
+const MAX_BATCH_BYTES: u64 = 8 << 20;
 const MAX_LINE: usize = 64 << 10;
 /// The most decisions that one event may stand for.
 const MAX_COUNT: u64 = 1_000_000_000;
 /// The most bodies that are read at once, and how long others wait.
-const TURNS: usize = 4;
+const TURNS: usize = 2;
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a report has told.
@@ -89,14 +96,57 @@ pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp) -> Result<Repor
     Ok(reported)
 }
 
-fn read_batch(mut text: impl Read) -> Result<Reported, ApiError> {
+fn read_batch(text: impl Read) -> Result<Reported, ApiError> {
     let mut batch = String::new();
-    text.read_to_string(&mut batch).map_err(|error| unreadable(&error))?;
-    let events =
-        Event::batch_from_json(&batch).map_err(|error| ApiError::bad(error.field, error.message.into_string()))?;
-    match events.iter().position(|event| event.count > MAX_COUNT) {
-        Some(place) => Err(ApiError::bad("count", too_many()).at(Some(place))),
-        None => Ok(Reported { events, ignored: 0 }),
+    text.take(MAX_BATCH_BYTES.saturating_add(1)).read_to_string(&mut batch).map_err(|error| unreadable(&error))?;
+    if batch.len() as u64 > MAX_BATCH_BYTES {
+        return Err(too_large(format!("a batch has at most {MAX_BATCH_BYTES} bytes")));
+    }
+    // Each item stays text until it is read: a small body of many numbers would take many times its size as JSON values.
+    let Items(items) =
+        serde_json::from_str(&batch).map_err(|error| ApiError::bad("", format!("is no batch of events: {error}")))?;
+    let read = |(place, item): (usize, &RawValue)| {
+        read_item(item.get()).map_err(|(field, message)| ApiError::bad(field, message).at(Some(place)))
+    };
+    let events = items.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    Ok(Reported { events, ignored: 0 })
+}
+
+fn read_item(text: &str) -> Result<Event, (String, String)> {
+    if text.len() >= MAX_LINE {
+        return Err((String::new(), format!("an event has fewer than {MAX_LINE} bytes")));
+    }
+    let event = Event::from_json(text).map_err(|error| (error.field.into_string(), error.message.into_string()))?;
+    if event.count > MAX_COUNT { Err(("count".to_owned(), too_many())) } else { Ok(event) }
+}
+
+/// The items of a batch, as text.
+struct Items<'a>(Vec<&'a RawValue>);
+
+impl<'de> Deserialize<'de> for Items<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ItemsVisitor)
+    }
+}
+
+struct ItemsVisitor;
+
+impl<'de> Visitor<'de> for ItemsVisitor {
+    type Value = Items<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of events")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Items<'de>, A::Error> {
+        let mut read = Vec::new();
+        while let Some(item) = items.next_element()? {
+            if read.len() >= MAX_BATCH {
+                return Err(serde::de::Error::custom(format_args!("{MAX_BATCH} events are the most")));
+            }
+            read.push(item);
+        }
+        Ok(Items(read))
     }
 }
 
@@ -117,6 +167,9 @@ fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Report
         let line = std::str::from_utf8(&line).map_err(|_| wrong("", "it is not UTF-8".to_owned()))?.trim();
         if line.is_empty() {
             continue;
+        }
+        if number > MAX_LINE_COUNT {
+            return Err(too_large(format!("a report has at most {MAX_LINE_COUNT} lines")));
         }
         match read_line(line, policy).map_err(|(field, message)| wrong(&field, message))? {
             Some(mut event) => {
@@ -144,8 +197,7 @@ fn read_line(line: &str, policy: &Policy) -> Result<Option<Event>, (String, Stri
         let event: FirewallEvent = serde_json::from_value(value).map_err(|error| (none(), error.to_string()))?;
         return event.to_event(policy);
     }
-    let event = Event::from_json(line).map_err(|error| (error.field.into_string(), error.message.into_string()))?;
-    if event.count > MAX_COUNT { Err(("count".to_owned(), too_many())) } else { Ok(Some(event)) }
+    read_item(line).map(Some)
 }
 
 /// Returns the id of a line that has none. A repeated upload has the same ids; equal lines of one upload are told apart.
@@ -232,6 +284,10 @@ fn bounded(text: &str, policy: &Policy) -> Box<str> {
 
 fn too_many() -> String {
     format!("an event stands for at most {MAX_COUNT} decisions")
+}
+
+fn too_large(message: String) -> ApiError {
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
 }
 
 fn unreadable(error: &std::io::Error) -> ApiError {

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-use threshold_core::Timestamp;
 use threshold_core::event::Event;
+use threshold_core::{Span, Timestamp};
 
 /// The events of a second that are recorded each by itself.
 const MAX_SINGLE: usize = 1_000;
@@ -35,9 +35,10 @@ impl Folder {
         let (alone, rest) = events.split_at_checked(single).unwrap_or((events, &[]));
         let mut rows: Vec<Cow<'e, Event>> = alone.iter().map(Cow::Borrowed).collect();
         let mut merged = Merged::default();
-        let (mut nameless, mut unnamed) = (Vec::<Event>::new(), 0_u64);
+        let (mut nameless, mut unnamed) = (Vec::<(Event, u64)>::new(), 0_u64);
         for event in rest {
-            if merged.merge(&mut rows, event) {
+            let minute = minute(event, now);
+            if merged.merge(&mut rows, event, minute) {
                 continue;
             }
             let (used, most) = match event.strike {
@@ -46,20 +47,26 @@ impl Folder {
             };
             if *used < most {
                 *used = used.saturating_add(1);
-                merged.push(&mut rows, event);
+                merged.push(&mut rows, event, minute);
                 continue;
             }
             unnamed = unnamed.saturating_add(event.count);
             let event = event.clone().without_names();
-            match nameless.iter_mut().find(|own| own.is_alike(&event)) {
-                Some(own) => own.merge(&event),
-                // There are six layers, with none, and five verdicts.
-                None => nameless.push(event),
+            match nameless.iter_mut().find(|(own, at)| *at == minute && own.is_alike(&event)) {
+                Some((own, _)) => own.merge(&event),
+                // There are six layers, with none, five verdicts, and 61 minutes.
+                None => nameless.push((event, minute)),
             }
         }
-        rows.extend(nameless.into_iter().map(Cow::Owned));
+        rows.extend(nameless.into_iter().map(|(event, _)| Cow::Owned(event)));
         (rows, unnamed)
     }
+}
+
+/// Returns the minute of an event, by which those that are reported late stay apart from those of now. All that are older than an
+/// hour are in one.
+fn minute(event: &Event, now: Timestamp) -> u64 {
+    if now.since(event.at) > Span::HOUR { 0 } else { event.at.micros().checked_div(60_000_000).unwrap_or(0) }
 }
 
 /// The places of events that others are merged into.
@@ -70,8 +77,8 @@ struct Merged {
 }
 
 impl Merged {
-    fn merge(&self, rows: &mut [Cow<'_, Event>], event: &Event) -> bool {
-        for place in self.places.get(&self.hash(event)).into_iter().flatten() {
+    fn merge(&self, rows: &mut [Cow<'_, Event>], event: &Event, minute: u64) -> bool {
+        for place in self.places.get(&self.hash(event, minute)).into_iter().flatten() {
             if let Some(own) = rows.get_mut(*place).filter(|own| own.is_alike(event)) {
                 own.to_mut().merge(event);
                 return true;
@@ -80,16 +87,17 @@ impl Merged {
         false
     }
 
-    fn push<'e>(&mut self, rows: &mut Vec<Cow<'e, Event>>, event: &'e Event) {
-        self.places.entry(self.hash(event)).or_default().push(rows.len());
+    fn push<'e>(&mut self, rows: &mut Vec<Cow<'e, Event>>, event: &'e Event, minute: u64) {
+        self.places.entry(self.hash(event, minute)).or_default().push(rows.len());
         rows.push(Cow::Borrowed(event));
     }
 
-    fn hash(&self, event: &Event) -> u64 {
+    fn hash(&self, event: &Event, minute: u64) -> u64 {
         let strike = event.strike.as_ref().map(|strike| (&strike.subject, strike.strikes));
         let names = (&event.tenant, &event.user_id, &event.ip, &event.endpoint, &event.rule);
         self.hasher.hash_one((
             names,
+            minute,
             strike,
             event.verdict.name(),
             event.layer.map(threshold_core::policy::Layer::name),

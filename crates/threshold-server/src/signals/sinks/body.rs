@@ -17,8 +17,12 @@ pub(super) enum Form {
     Own,
     /// A message of Slack's incoming webhooks.
     Slack,
-    /// An event of PagerDuty's Events API v2, with this routing key.
-    PagerDuty(Box<str>),
+    /// An event of PagerDuty's Events API v2.
+    PagerDuty {
+        routing_key: Box<str>,
+        /// The name of this machine. Each node raises and resolves alerts of its own.
+        host: Box<str>,
+    },
 }
 
 impl Form {
@@ -27,7 +31,7 @@ impl Form {
         match self {
             Self::Own => notice.to_json(),
             Self::Slack => json!({"text": slack_text(notice)}).to_string(),
-            Self::PagerDuty(key) => pager_duty(notice, key).to_string(),
+            Self::PagerDuty { routing_key, host } => pager_duty(notice, routing_key, host).to_string(),
         }
     }
 }
@@ -48,18 +52,19 @@ fn slack_text(notice: &Notice) -> String {
     format!("{icon} {text}")
 }
 
-fn pager_duty(notice: &Notice, routing_key: &str) -> Value {
+fn pager_duty(notice: &Notice, routing_key: &str, host: &str) -> Value {
     let key = notice.key.as_deref().unwrap_or_default();
     let seconds = notice.at.micros().checked_div(1_000_000).unwrap_or(0);
     let details: Value = serde_json::from_str(&notice.to_json()).unwrap_or_default();
     json!({
         "routing_key": routing_key,
         "event_action": if notice.is_resolved() { "resolve" } else { "trigger" },
-        // The same for all of an episode, on every node: PagerDuty makes one incident of it.
-        "dedup_key": dedup_key(notice.on.name(), key),
+        // The same for all of an episode: PagerDuty makes one incident of it. Another one for each node, or the end on one node would
+        // close the incident of the others.
+        "dedup_key": dedup_key(host, notice.on.name(), key),
         "payload": {
             "summary": printable(&sentence(notice, key)),
-            "source": "threshold",
+            "source": host,
             "severity": notice.level().name(),
             "timestamp": iso_8601(seconds),
             "class": notice.on.name(),
@@ -68,12 +73,12 @@ fn pager_duty(notice: &Notice, routing_key: &str) -> Value {
     })
 }
 
-fn dedup_key(name: &str, key: &str) -> String {
-    let whole = format!("threshold/{name}/{key}");
+fn dedup_key(host: &str, name: &str, key: &str) -> String {
+    let whole = format!("threshold/{host}/{name}/{key}");
     if whole.len() <= MAX_DEDUP_KEY {
         return whole;
     }
-    let digest: String = Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest: String = Sha256::digest(format!("{host}/{key}")).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("threshold/{name}/{digest}")
 }
 
@@ -113,7 +118,7 @@ mod tests {
 
     #[test]
     fn pager_duty_gets_one_incident_for_an_episode() {
-        let form = Form::PagerDuty("0123456789abcdef0123456789abcdef".into());
+        let form = Form::PagerDuty { routing_key: "0123456789abcdef0123456789abcdef".into(), host: "node-1".into() };
         let of = |change| -> Value { serde_json::from_str(&form.write(&notice(Some("203.0.113.7"), change))).unwrap() };
         let warning = of(AlertChange::Raised(AlertLevel::Warning));
         let critical = of(AlertChange::Raised(AlertLevel::Critical));
@@ -121,12 +126,12 @@ mod tests {
         let actions = [&warning, &critical, &over].map(|body| body["event_action"].as_str().unwrap());
         assert_eq!(actions, ["trigger", "trigger", "resolve"]);
         let keys = [&warning, &critical, &over].map(|body| body["dedup_key"].as_str().unwrap());
-        assert_eq!(keys, ["threshold/ip_blocks/203.0.113.7"; 3]);
+        assert_eq!(keys, ["threshold/node-1/ip_blocks/203.0.113.7"; 3]);
         assert_eq!(critical["routing_key"], "0123456789abcdef0123456789abcdef");
         assert_eq!(critical["payload"]["severity"], "critical");
         assert_eq!(critical["payload"]["timestamp"], "2026-01-01T00:01:00Z");
         assert_eq!(critical["payload"]["custom_details"]["key"], "203.0.113.7");
-        assert_eq!(critical["payload"]["source"], "threshold");
+        assert_eq!(critical["payload"]["source"], "node-1");
         let long = notice(Some(&"x".repeat(256)), AlertChange::Raised(AlertLevel::Warning));
         let body: Value = serde_json::from_str(&form.write(&long)).unwrap();
         assert_eq!(body["dedup_key"].as_str().unwrap().len(), "threshold/ip_blocks/".len() + 64);

@@ -92,7 +92,7 @@ impl SinkSettings {
             let alert = alert_target(url, reach, pager_duty.as_deref());
             alerts.push(alert.with_context(|| format!("{ALERT_URL}, URL {number}"))?);
         }
-        if pager_duty.is_some() && !alerts.iter().any(|(_, form)| matches!(form, Form::PagerDuty(_))) {
+        if pager_duty.is_some() && !alerts.iter().any(|(_, form)| matches!(form, Form::PagerDuty { .. })) {
             bail!("{PAGERDUTY_KEY} is set, but {ALERT_URL} has no pagerduty+https:// URL");
         }
         let secrets = variable(SECRET)?.unwrap_or_default();
@@ -132,7 +132,12 @@ fn alert_target(url: &str, reach: Reach, pager_duty: Option<&str>) -> anyhow::Re
     }
     let Some(url) = url.strip_prefix("pagerduty+") else { return Ok((target(url, reach)?, Form::Own)) };
     let key = pager_duty.with_context(|| format!("pagerduty+https:// needs {PAGERDUTY_KEY}"))?;
-    Ok((target(url, reach)?, Form::PagerDuty(key.into())))
+    Ok((target(url, reach)?, Form::PagerDuty { routing_key: key.into(), host: host() }))
+}
+
+/// Returns the name of this machine.
+fn host() -> Box<str> {
+    rustix::system::uname().nodename().to_string_lossy().into()
 }
 
 /// Parses a URL. No error quotes it, because its path may be a secret.
@@ -146,6 +151,10 @@ fn target(text: &str, reach: Reach) -> anyhow::Result<Target> {
         "http" if reach == Reach::Private => {}
         "http" => bail!("http:// is not encrypted: use https://, or allow it with --allow-private-webhooks"),
         _ => bail!("unknown scheme: expected https://, and for alerts also slack+https:// or pagerduty+https://"),
+    }
+    // Another URL after a comma would be taken for a part of this one's path.
+    if text.contains(",http") {
+        bail!("separate URLs by spaces, not by commas");
     }
     if authority.as_str().contains('@') {
         bail!("a name and password in the URL are not supported");
