@@ -181,6 +181,26 @@ fn a_flood_of_addresses_pushes_out_no_busy_one() {
     assert_eq!(book.addresses.sizes(), (0, 0, 0), "what is over is forgotten");
 }
 
+/// A table full of addresses with some blocks each, and two that take turns. Fails if a new address begins at the lowest rank: each
+/// of the two would push out the other.
+#[test]
+fn addresses_that_take_turns_are_both_counted() {
+    let (mut book, policy) = (AlertBook::default(), policy(""));
+    for number in 0..MAX_ADDRESSES {
+        for _ in 0..3 {
+            book.add(&event(0, &by(&format!("2001:db8::{number:x}"), 1)), at(0));
+        }
+    }
+    for _ in 0..25 {
+        book.add(&event(1_000, &by("one", 1)), at(1_000));
+        book.add(&event(1_000, &by("two", 1)), at(1_000));
+    }
+    let notices = book.judge(&policy, at(1_000));
+    let mut told = changes(&notices);
+    told.sort_unstable_by_key(|(_, key, _)| *key);
+    assert_eq!(told, [("ip_blocks", Some("one"), Raised(Warning)), ("ip_blocks", Some("two"), Raised(Warning))]);
+}
+
 #[test]
 fn an_address_has_a_bounded_history_however_short_the_period_is() {
     for per in ["1ms", "1s", "10s", "59s", "min", "90s", "h", "30day"] {
