@@ -86,6 +86,12 @@ const RUNBOOKS: &[Runbook] = &[
         ..Runbook::new("journal-failing", "")
     },
     Runbook {
+        prepare: "kill -9 $(cat threshold.pid); while threshold health >health.out 2>&1; do sleep 0.1; done",
+        // It ends by itself, because the test knows only the first one.
+        repair: "timeout 30 threshold serve policy.toml --http 127.0.0.1:8080 >serve.out 2>>threshold.log & until_ready ok",
+        ..Runbook::new("server-down", "")
+    },
+    Runbook {
         has_redis: true,
         serve: "env THRESHOLD_SECRET=a-secret-for-this-test threshold serve policy.toml --no-db --store redis://127.0.0.1:6379",
         prepare: "kill $(cat redis.pid); until_ready degraded; check 3 '{\"tenant\":\"acme\",\"method\":\"GET\",\"path\":\"/\"}'",
