@@ -50,8 +50,12 @@ impl Folder {
                 merged.push(&mut rows, event, minute);
                 continue;
             }
-            unnamed = unnamed.saturating_add(event.count);
-            let event = event.clone().without_names();
+            let stripped = event.clone().without_names();
+            // One that has no names was counted by the queue, which took them.
+            if stripped != *event {
+                unnamed = unnamed.saturating_add(event.count);
+            }
+            let event = stripped;
             match nameless.iter_mut().find(|(own, at)| *at == minute && own.is_alike(&event)) {
                 Some((own, _)) => own.merge(&event),
                 // There are six layers, with none, five verdicts, and 61 minutes.

@@ -114,6 +114,15 @@ fn a_flood_is_bounded_and_its_sum_exact() {
     let rows = all(&database);
     assert_eq!(rows.iter().filter(|event| event.strike.is_some()).count(), 100);
     assert_eq!((rows.len(), sum(&rows), database.unnamed()), (1_002 + 2_000 + 1 + 100, 13_100, 8_000));
+    // Without names from the start: the queue has counted it.
+    database.insert(&[of_user(19_000, "u1").without_names()], later(1));
+    assert_eq!((sum(&all(&database)), database.unnamed()), (13_101, 8_000));
+    // At another time, and so by itself.
+    let mut old = of_user(19_001, "u9");
+    old.at = Timestamp::from_secs(1_000);
+    database.insert(&[old, of_user(19_002, "u9")], later(1));
+    let times = all(&database).iter().rev().take(2).map(|event| event.at).collect::<std::collections::BTreeSet<_>>();
+    assert_eq!((times.len(), database.unnamed()), (2, 8_002));
     database.insert(&[of_user(20_000, "u1")], later(2));
     assert_eq!(all(&database).last().unwrap().user_id.as_deref(), Some("u1"));
 }
