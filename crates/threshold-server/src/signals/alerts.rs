@@ -9,7 +9,7 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use threshold_core::alert::{AlertChange, Episode};
+use threshold_core::alert::{AlertChange, AlertLevel, Episode};
 use threshold_core::policy::{Alert, AlertOn, Layer};
 use threshold_core::{Event, Policy, Timestamp};
 
@@ -19,6 +19,8 @@ use steps::{Scale, Steps};
 
 /// The most addresses whose alert is raised at once. An attack by thousands must not send an operator thousands of messages.
 const MAX_RAISED_ADDRESSES: usize = 100;
+/// The most of these that are not critical: addresses that are blocked a little must not take the place of one that attacks.
+const MAX_WARNED_ADDRESSES: usize = 50;
 /// The most notices that are kept to be read.
 const MAX_RECENT: usize = 100;
 
@@ -164,7 +166,19 @@ impl AlertBook {
         let is_new = |address: &Arc<str>| !self.raised.contains_key(&(AlertOn::IpBlocks, Some(Arc::clone(address))));
         let busy = self.addresses.busy(alert.warning).filter(|(address, _)| is_new(address));
         let busy = busy.map(|(address, steps)| (Arc::clone(address), steps.peak(scale, alert)));
-        let new: Vec<_> = busy.filter(|(_, count)| *count >= alert.warning).take(room).collect();
+        let warned =
+            self.raised.values().filter(|told| told.key.is_some() && told.level() == AlertLevel::Warning).count();
+        let mut room_to_warn = MAX_WARNED_ADDRESSES.saturating_sub(warned);
+        let has_room = |(_, count): &(_, u64)| match alert.level(*count) {
+            Some(AlertLevel::Critical) => true,
+            Some(AlertLevel::Warning) => {
+                let before = room_to_warn;
+                room_to_warn = before.saturating_sub(1);
+                before > 0
+            }
+            None => false,
+        };
+        let new: Vec<_> = busy.filter(has_room).take(room).collect();
         for (address, count) in known.into_iter().chain(new) {
             self.judge_count((AlertOn::IpBlocks, Some(address)), count, now, notices);
         }

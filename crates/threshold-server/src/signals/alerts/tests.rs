@@ -236,6 +236,17 @@ fn a_hundred_addresses_are_raised_at_once_and_others_when_there_is_room() {
     assert_eq!((book.raised().count(), book.recent().count()), (50, 100));
 }
 
+/// Fails if addresses with few blocks may take every place.
+#[test]
+fn decoys_leave_room_for_an_attack() {
+    let (mut book, policy) = (AlertBook::default(), policy(""));
+    (0..200).for_each(|number| book.add(&event(0, &by(&format!("10.0.0.{number}"), 21)), at(0)));
+    assert_eq!(book.judge(&policy, at(0)).len(), 50);
+    book.add(&event(1_000, &by("203.0.113.7", 2_000)), at(1_000));
+    let told = book.judge(&policy, at(1_000));
+    assert_eq!(changes(&told), [("ip_blocks", Some("203.0.113.7"), Raised(Critical))]);
+}
+
 #[test]
 fn an_address_that_is_erased_is_nowhere_and_its_alert_is_over() {
     let (mut book, policy) = (AlertBook::default(), policy(""));
