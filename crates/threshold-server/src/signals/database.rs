@@ -17,7 +17,7 @@ use threshold_core::event::{Event, sql};
 use threshold_core::{Span, Timestamp};
 use tokio::sync::watch;
 
-use file::{Bounds, is_damage};
+use file::{Bounds, FileIdentity, is_damage};
 use fold::Folder;
 
 /// The events of one transaction, which must fit into the log.
@@ -157,6 +157,8 @@ pub(crate) struct EventDatabase {
 #[derive(Debug, Default)]
 struct Writer {
     connection: Option<Connection>,
+    /// The file that is open, which is no longer the one at its path if somebody has removed or replaced that.
+    file: Option<FileIdentity>,
     folder: Folder,
     /// When to try to open the file again.
     retry_at: Timestamp,
@@ -277,6 +279,15 @@ impl EventDatabase {
         if self.is_damaged.swap(false, Ordering::Relaxed) {
             self.set_aside(writer, now);
         }
+        if writer.connection.is_some() && writer.file != self.path.as_deref().and_then(file::identity) {
+            tracing::error!(
+                "the file of events was removed or replaced: a new one is begun, and the events in it are lost"
+            );
+            self.close(writer);
+            if let Some(path) = self.path.as_deref().filter(|path| file::identity(path).is_none()) {
+                file::remove_log(path);
+            }
+        }
         // A clock that was set back must not keep the file closed.
         if writer.connection.is_some() || now < writer.retry_at && writer.retry_at < now.plus(RETRY).plus(RETRY) {
             return;
@@ -290,6 +301,7 @@ impl EventDatabase {
         match opened {
             Ok(connection) => {
                 writer.connection = Some(connection);
+                writer.file = self.path.as_deref().and_then(file::identity);
                 self.announce_newest(writer);
             }
             Err(error) if !writer.is_failing => {
@@ -300,11 +312,16 @@ impl EventDatabase {
         }
     }
 
-    /// Puts a damaged file aside and begins a new one.
-    fn set_aside(&self, writer: &mut Writer, now: Timestamp) {
+    /// Closes the file, to be opened again at once.
+    fn close(&self, writer: &mut Writer) {
         writer.connection = None;
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = None;
         writer.retry_at = Timestamp::EPOCH;
+    }
+
+    /// Puts a damaged file aside and begins a new one.
+    fn set_aside(&self, writer: &mut Writer, now: Timestamp) {
+        self.close(writer);
         if let Some(path) = &self.path {
             file::set_aside(path);
         }

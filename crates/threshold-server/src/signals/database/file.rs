@@ -1,7 +1,7 @@
 //! The file of events: opening it, its size, and setting a damaged one aside.
 
 use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,6 +39,15 @@ impl Bounds {
         // An empty database has about 15 pages.
         Self { pages: (bytes.saturating_sub(log) / PAGE).max(64), log }
     }
+}
+
+/// The device and the number of a file.
+pub(super) type FileIdentity = (u64, u64);
+
+/// Returns which file is at a path; `None` if there is none.
+pub(super) fn identity(path: &Path) -> Option<FileIdentity> {
+    let found = std::fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Opens or creates the database. A damaged one is set aside first.
@@ -132,6 +141,13 @@ pub(super) fn set_aside(path: &Path) {
     // The log belongs to the file, and would be applied to the new one.
     let _ = std::fs::rename(with_suffix(path, "-wal"), with_suffix(&to, "-wal"));
     let _ = std::fs::remove_file(with_suffix(path, "-shm"));
+}
+
+/// Removes the log of a file that is gone: it would be applied to the new one.
+pub(super) fn remove_log(path: &Path) {
+    for suffix in ["-wal", "-shm"] {
+        let _ = std::fs::remove_file(with_suffix(path, suffix));
+    }
 }
 
 /// Removes the file that was set aside.

@@ -218,6 +218,22 @@ fn a_damaged_file_is_set_aside() {
     assert!(!std::fs::read(&aside).unwrap().starts_with(b"this is no database"));
 }
 
+/// Fails if the server goes on writing into a file that no longer has a name.
+#[test]
+fn a_file_that_is_removed_or_replaced_gives_way_to_a_new_one() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    database.insert(&[of_user(1, "u1")], START);
+    std::fs::remove_file(&path).unwrap();
+    database.insert(&[of_user(2, "u2")], later(1));
+    assert_eq!(all(&database), [of_user(2, "u2")]);
+    std::fs::rename(&path, path.with_extension("away")).unwrap();
+    drop(EventDatabase::open(Some(&path), RETENTION, later(1)));
+    database.insert(&[of_user(3, "u3")], later(2));
+    assert_eq!((all(&database), database.lost()), (vec![of_user(3, "u3")], 0));
+}
+
 #[test]
 fn a_locked_or_missing_file_loses_events_and_counts_them() {
     let folder = TestFolder::new();
