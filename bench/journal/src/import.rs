@@ -60,7 +60,7 @@ fn import(world: &World, start: u32, before: &[Digest]) -> Result<[f64; 2]> {
     }
     changes.extend(before.iter().map(|id| ControlChange::Ban { id: *id, ban: None }));
     let change = world.journal.begin_change()?;
-    at_once(world.limiter.change_control_all(changes.into()))?;
+    at_once(world.limiter.change_control_all(|| changes.clone().into()))?;
     let (who, action) = ("operator #0123456789abcdef".to_owned(), format!("import: {MANY} bans"));
     change.confirm(AuditLine { at: now, who, action, about: "origin list".to_owned(), why: String::new() });
     let memory = begun.elapsed();
