@@ -1,3 +1,5 @@
+//! Tests of the metrics: what they count, and that no caller can add a series.
+
 use std::time::Duration;
 
 use threshold_core::decision::Degraded;
