@@ -1,5 +1,6 @@
 //! Decision, verdict, reading: the answer to one request.
 
+mod cause;
 mod decide;
 mod escalations;
 mod reading;
@@ -8,9 +9,10 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::key::TraceId;
-use crate::policy::{Disclosure, Layer, Listed, Policy, Rule};
+use crate::policy::{Disclosure, Listed, Policy, Rule};
 use crate::time::{Span, Timestamp};
 
+pub use cause::{Cause, PenaltyInForce, PenaltyKind};
 use decide::tightest;
 pub use escalations::Escalations;
 use reading::reset_of_denial;
@@ -79,6 +81,12 @@ impl Degraded {
     pub const ALL: [Self; 6] =
         [Self::Timeout, Self::StoreError, Self::StoreFull, Self::TooManyRules, Self::Journal, Self::SharedBudget];
 
+    /// Returns the reason with this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.name() == name)
+    }
+
     /// Returns the reason's name on the wire.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -117,8 +125,11 @@ pub struct Decision {
     pub warning: bool,
     /// If the client is warned: by which ladder, and until when.
     pub warned_by: Option<WarnedBy>,
-    /// The layer of the penalty that denied, if one did.
-    pub penalty: Option<Layer>,
+    /// The penalty that denied, if one did.
+    pub penalty: Option<PenaltyInForce>,
+    /// Whether the binding limit denies because of a pause. Meaningful only if a limit denied: nothing else sets it, so that an
+    /// allowed request does not pay for it.
+    pub(crate) is_paused: bool,
     /// How much the client may learn: as configured by the binding rule, or by the rules that led to the penalty.
     pub disclosure: Disclosure,
     /// The kind of list that decided, if one did.
@@ -154,6 +165,7 @@ impl Default for Decision {
             warning: false,
             warned_by: None,
             penalty: None,
+            is_paused: false,
             disclosure: Disclosure::Full,
             listed: None,
             degraded: None,
@@ -237,17 +249,6 @@ impl Decision {
         self.readings.remove(is_removed);
     }
 
-    /// Returns whether the request was denied because the store could not answer.
-    #[must_use]
-    pub fn unavailable(&self) -> bool {
-        // With these two the store did answer.
-        let decided = |reason| matches!(reason, Degraded::Journal | Degraded::SharedBudget);
-        // A limit that was counted without the store, under `on_store_error = "local"`, denies as any other does.
-        // A penalty that the node has seen denies without it as well.
-        let blind = self.verdict == Verdict::Deny && self.readings.is_empty() && self.penalty.is_none();
-        blind && self.degraded.is_some_and(|reason| !decided(reason))
-    }
-
     /// Returns whether the client is banned.
     #[must_use]
     pub const fn banned(&self) -> bool {
@@ -263,7 +264,7 @@ mod tests {
     use crate::facts::Facts;
     use crate::headers::{BodyForm, denial_body, header_fields};
     use crate::key::{Digest, DigestKey};
-    use crate::policy::{BanSource, Banned, Rank, Who};
+    use crate::policy::{BanSource, Banned, Layer, Rank, Who};
     use crate::settle::settle;
 
     /// Returns everything that a client can read of a denial.

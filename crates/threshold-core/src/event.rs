@@ -30,7 +30,7 @@
 //!     event.to_json(),
 //!     r#"{"id":"02020202-0202-4202-8202-020202020202","at":1767225600000,"layer":"user","blocked":true,"tenant":null,"#.to_owned()
 //!         + r#""userId":"u1","endpoint":"POST:/api/posts","ip":null,"rule":"posts","verdict":"deny","count":1,"subject":null,"#
-//!         + r#""strikes":null,"shadowUntil":null,"bannedUntil":null,"traceId":null,"#
+//!         + r#""strikes":null,"shadowUntil":null,"bannedUntil":null,"cause":"limit","until":null,"degraded":null,"traceId":null,"#
 //!         + r#""limits":[{"rule":"posts","layer":"user","mode":"enforce","allowed":false,"limit":1,"periodMs":3600000,"remaining":0,"#
 //!         + r#""cost":1,"resetAt":1767229260,"retryAfter":3660}]}"#
 //! );
@@ -40,6 +40,7 @@
 
 mod json;
 mod limit;
+mod login;
 pub mod sql;
 
 use std::fmt;
@@ -48,11 +49,12 @@ pub use json::EventError;
 pub use limit::{EventLimit, MAX_LIMITS};
 
 use crate::caller::Caller;
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Cause, Decision, Degraded, Verdict};
 use crate::facts::Facts;
 use crate::headers::iso_8601;
 use crate::key::TraceId;
 use crate::path::normalize_method;
+use crate::plan::Plan;
 use crate::policy::{Layer, Per, Policy, Rule};
 use crate::settle::Escalation;
 use crate::text::printable;
@@ -117,7 +119,7 @@ pub struct Event {
     pub id: EventId,
     /// When the decision was made, in whole milliseconds.
     pub at: Timestamp,
-    /// The layer of the rule or the penalty that decided; `None` if a list did.
+    /// The layer of the rule or the penalty that decided; `None` if a list did, or the store has no room.
     pub layer: Option<Layer>,
     /// Whether the request was denied.
     pub blocked: bool,
@@ -137,6 +139,12 @@ pub struct Event {
     pub count: u64,
     /// The strike, if the request added one.
     pub strike: Option<Strike>,
+    /// Why the request was denied; `None` if it was not, or if another system reports it without a cause.
+    pub cause: Option<Cause>,
+    /// When the ban, the penalty, the pause or the lock ends that denied; `None` if it has no end, or if something else denied.
+    pub until: Option<Timestamp>,
+    /// Why the decision is degraded, if it is.
+    pub degraded: Option<Degraded>,
     /// The id of the decision.
     pub trace: TraceId,
     /// The limits that the request met, in the order of the policy's rules: at most [`MAX_LIMITS`].
@@ -184,8 +192,13 @@ impl Event {
     pub fn from_any_decision(decision: &Decision, facts: &Facts<'_>, policy: &Policy, id: EventId) -> Self {
         let harshest = decision.escalations.iter().max_by_key(|strike| (strike.banned_until, strike.strikes));
         let names = Names { caller: Caller::new(facts, policy), policy };
-        let rule = decision.rule(policy);
-        let layer = decision.penalty.or_else(|| rule.map(|rule| rule.layer));
+        let cause = decision.cause();
+        // Few decisions need their plan once more: the same facts under the same policy have the same one.
+        let plan = (harshest.is_some() || cause == Some(Cause::Outage)).then(|| policy.plan(facts).ok()).flatten();
+        let closed =
+            plan.as_ref().filter(|_| cause == Some(Cause::Outage)).and_then(|plan| closed_rule(plan, decision));
+        let rule = decision.rule(policy).or(closed);
+        let layer = decision.penalty_layer().or_else(|| rule.map(|rule| rule.layer));
         Self {
             id,
             at: in_millis(decision.at),
@@ -198,7 +211,10 @@ impl Event {
             rule: rule.map(|rule| names.bounded(&rule.name)),
             verdict: decision.verdict,
             count: 1,
-            strike: harshest.and_then(|strike| names.strike(strike, decision)),
+            strike: harshest.zip(plan.as_ref()).and_then(|(strike, plan)| names.strike(strike, plan, decision.at)),
+            cause,
+            until: decision.denied_until().map(in_millis).and_then(representable),
+            degraded: decision.degraded,
             trace: decision.trace,
             limits: EventLimit::all(decision, &names),
         }
@@ -221,6 +237,9 @@ impl Event {
             verdict,
             count: _,
             strike,
+            cause,
+            until,
+            degraded,
             trace: _,
             limits: _,
         } = other;
@@ -228,6 +247,14 @@ impl Event {
         (self.layer, self.blocked, self.verdict) == (*layer, *blocked, *verdict)
             && (&self.ip, &self.user_id, &self.tenant) == (ip, user_id, tenant)
             && (&self.endpoint, &self.rule, &self.strike) == (endpoint, rule, strike)
+            && (self.cause, self.until, self.degraded) == (*cause, *until, *degraded)
+    }
+
+    /// Returns whether the caller has brought about the denial: such events count for their layer and in alerts. One without a cause,
+    /// which another system reports, counts too.
+    #[must_use]
+    pub fn blames_caller(&self) -> bool {
+        self.blocked && self.cause.is_none_or(Cause::blames_caller)
     }
 
     /// Counts the decisions of an event that is alike.
@@ -251,7 +278,7 @@ impl Event {
         Some(printable(&value.to_string()).into_owned())
     }
 
-    /// Removes everything that tells callers apart, so that the events of many callers can be counted together.
+    /// Removes everything that tells callers apart but the layer, the verdict and the cause, so that the events of many callers can be counted together.
     #[must_use]
     pub fn without_names(self) -> Self {
         Self {
@@ -261,6 +288,8 @@ impl Event {
             ip: None,
             rule: None,
             strike: None,
+            until: None,
+            degraded: None,
             limits: Box::default(),
             ..self
         }
@@ -270,6 +299,22 @@ impl Event {
 /// Rounds down to whole milliseconds.
 pub(crate) const fn in_millis(at: Timestamp) -> Timestamp {
     Timestamp::from_micros(at.micros().saturating_sub(at.micros() % 1_000))
+}
+
+/// Returns a time if a reader of JSON takes it. One that is centuries away is as good as none.
+fn representable(at: Timestamp) -> Option<Timestamp> {
+    // More milliseconds do not fit into a number of JavaScript with their microseconds.
+    (at.micros() < 1 << 53).then_some(at)
+}
+
+/// Returns the rule that denied because the store could not answer: the first one that decides so.
+fn closed_rule<'p>(plan: &Plan<'p>, decision: &Decision) -> Option<&'p Rule> {
+    // Without room, the store denies under every rule.
+    if !matches!(decision.degraded, Some(Degraded::Timeout | Degraded::StoreError)) {
+        return None;
+    }
+    let strictest = plan.on_store_error();
+    plan.enforced_rules().find(|rule| rule.on_store_error == strictest)
 }
 
 /// The names of a request, as events show them.
@@ -316,21 +361,16 @@ impl Names<'_> {
         Some(self.bounded(&format!("{method}:{pattern}")))
     }
 
-    /// Returns a strike with its subject: the identity in the `per` of the rule that was exceeded.
-    fn strike(&self, strike: &Escalation, decision: &Decision) -> Option<Strike> {
-        let rules = decision.readings.iter().filter(|reading| reading.enforced).map(|reading| {
-            let rule = self.policy.rules().get(reading.rule())?;
-            let subject = self.policy.subjects.get(rule.subject?)?;
-            Some((!reading.allowed, rule, subject))
-        });
-        // A warning lets a request pass a full limit, so that its reading may look as if it had room.
-        let (_, rule, subject) = rules.flatten().max_by_key(|(is_full, ..)| *is_full)?;
+    /// Returns a strike with its subject: the identity in the `per` of the rule that was struck.
+    fn strike(&self, strike: &Escalation, plan: &Plan<'_>, at: Timestamp) -> Option<Strike> {
+        let rule = plan.rule_of(strike.charge)?;
+        let subject = self.policy.subjects.get(rule.subject?)?;
         let decay = self.policy.ladders.get(subject.ladder).map(|ladder| ladder.decay)?;
         let parts: Vec<String> = subject.per.iter().map(|per| self.part(per, rule)).collect();
         Some(Strike {
             subject: self.bounded(&parts.join(",")),
             strikes: strike.strikes,
-            shadow_until: strike.shadowed.then(|| in_millis(decision.at.plus(decay))),
+            shadow_until: strike.shadowed.then(|| in_millis(at.plus(decay))),
             banned_until: strike.banned_until.map(in_millis),
         })
     }
@@ -353,181 +393,4 @@ impl Names<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ledger::Ledger;
-    use crate::plan::Verb;
-    use crate::time::Span;
-
-    const POLICY: &str = r#"
-        [identity]
-        log_identifiers = true
-        [[rule]]
-        name = "address"
-        layer = "edge"
-        per = ["ip"]
-        match = { path = "/pages/**" }
-        limit = "1/h"
-        [[rule]]
-        name = "posts"
-        layer = "user"
-        per = ["user"]
-        match = { method = "POST", path = "/api/posts/*" }
-        limit = "1/h"
-        ladder = "quick"
-        strike = "request"
-        [ladders.quick]
-        rungs = ["warn", "cooldown 1s + shadow", "ban 24h"]
-        decay = "2h"
-    "#;
-
-    /// Returns the events of the same request at these seconds.
-    fn events(policy: &str, facts: &Facts<'_>, seconds: impl IntoIterator<Item = u64>) -> Vec<Option<Event>> {
-        let policy = Policy::parse(policy, &|_| None).unwrap();
-        let mut ledger = Ledger::default();
-        let mut event = |second| {
-            let now = Timestamp::from_micros(1_767_225_600_123_456).plus(Span::from_secs(second));
-            let decision = ledger.decide(&policy, Verb::Check, facts, now).unwrap().decision;
-            Event::from_decision(&decision, facts, &policy, || EventId::new([7; 16]))
-        };
-        seconds.into_iter().map(&mut event).collect()
-    }
-
-    fn poster<'a>() -> Facts<'a> {
-        Facts {
-            ip: "2001:db8:1:2:3::4".parse().ok(),
-            user: Some("u1"),
-            tenant: Some("acme"),
-            method: Some("post"),
-            path: Some("/api/posts/17?token=secret"),
-            ..Facts::default()
-        }
-    }
-
-    #[test]
-    fn an_id_is_a_uuid_and_reads_back() {
-        for random in [[0; 16], [0xff; 16], [0x5a; 16]] {
-            let text = EventId::new(random).to_string();
-            assert_eq!(text.len(), 36);
-            assert_eq!((text.as_bytes()[14], text.as_bytes()[8]), (b'4', b'-'));
-            assert!(matches!(text.as_bytes()[19], b'8' | b'9' | b'a' | b'b'), "{text}");
-            assert_eq!(EventId::parse(&text), Some(EventId::new(random)));
-            assert_eq!(EventId::parse(&text.to_uppercase()), Some(EventId::new(random)));
-        }
-        assert_eq!(
-            EventId::parse("01020304-0506-0708-090a-0b0c0d0e0f10").unwrap().0,
-            0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10
-        );
-        for wrong in ["", "0", "+1020304-0506-0708-090a-0b0c0d0e0f10", "01020304050607-08-090a-0b0c0d0e0f1011", "é"] {
-            assert_eq!(EventId::parse(wrong), None, "{wrong}");
-        }
-    }
-
-    #[test]
-    fn denials_warnings_and_strikes_are_recorded_and_nothing_else() {
-        let seen = events(POLICY, &poster(), [0, 1, 2, 4, 5, 3_700]);
-        let verdicts: Vec<_> = seen.iter().map(|event| event.as_ref().map(|event| event.verdict)).collect();
-        use Verdict::{Ban, Deny, Warn};
-        assert_eq!(verdicts, [None, Some(Warn), Some(Deny), Some(Ban), Some(Ban), Some(Ban)]);
-        let seen: Vec<Event> = seen.into_iter().flatten().collect();
-        assert_eq!(seen.iter().map(|event| event.blocked).collect::<Vec<_>>(), [false, true, true, true, true]);
-        assert!(seen.iter().all(|event| event.layer == Some(Layer::User)));
-        let strikes: Vec<_> = seen.iter().map(|event| event.strike.as_ref()).collect();
-        let [Some(first), Some(second), Some(third), None, None] = strikes[..] else { panic!("{strikes:?}") };
-        assert_eq!([first.strikes, second.strikes, third.strikes], [1, 2, 3]);
-        assert!([first, second, third].iter().all(|strike| &*strike.subject == "user=u1"));
-        let at = |second: u64| Timestamp::from_micros(1_767_225_600_123_000).plus(Span::from_secs(second));
-        assert_eq!((first.shadow_until, first.banned_until), (None, None));
-        assert_eq!((second.shadow_until, second.banned_until), (Some(at(2 + 7_200)), None));
-        assert_eq!((third.shadow_until, third.banned_until), (Some(at(4 + 7_200)), Some(at(4 + 86_400))));
-        let ip = seen[0].ip.as_deref();
-        assert_eq!(ip, Some("2001:db8:1:2::/64"), "addresses that share a budget are one");
-        assert_eq!(seen[0].endpoint.as_deref(), Some("POST:/api/posts/*"), "the path may hold secrets");
-        assert_eq!(seen[0].at, at(1), "whole milliseconds");
-        let lines: Vec<String> = seen.iter().filter_map(Event::escalation_to_json).collect();
-        assert_eq!(lines.len(), 3);
-        assert_eq!(
-            lines[2],
-            r#"{"event":"abuse_escalation","userId":"u1","warnings":3,"shadowBanned":true,"bannedUntil":1767312004,"#
-                .to_owned()
-                + r#""timestamp":"2026-01-01T00:00:04Z"}"#
-        );
-    }
-
-    #[test]
-    fn names_are_hidden_as_the_policy_says() {
-        let hidden = |text: &str| text.starts_with('#') && text.len() == 17;
-        let one = |policy: &str, facts: &Facts<'_>| events(policy, facts, [0, 0]).pop().flatten().unwrap();
-        let open = one(POLICY, &poster());
-        assert_eq!((open.tenant.as_deref(), open.user_id.as_deref()), (Some("acme"), Some("u1")));
-        let closed = one(&POLICY.replace("log_identifiers = true", ""), &poster());
-        assert_eq!(closed.tenant.as_deref(), Some("acme"));
-        assert!(closed.user_id.as_deref().is_some_and(hidden) && closed.ip.as_deref().is_some_and(hidden));
-        let subject = &closed.strike.as_ref().unwrap().subject;
-        assert!(subject.strip_prefix("user=").is_some_and(hidden), "{subject}");
-        let secret = "log_identifiers = true\ntenant = 'cookie:t'\nuser = 'header:authorization'";
-        let secret =
-            one(&POLICY.replace("log_identifiers = true", secret).replace("ladder = \"quick\"", ""), &poster());
-        assert!(secret.tenant.as_deref().is_some_and(hidden) && secret.user_id.as_deref().is_some_and(hidden));
-        assert_eq!(secret.ip.as_deref(), Some("2001:db8:1:2::/64"));
-        assert_eq!(secret.strike, None);
-    }
-
-    /// Anyone can send a long name, and an event is stored.
-    #[test]
-    fn a_text_is_bounded_in_length() {
-        let long = "x".repeat(MAX_TEXT + 1);
-        let fits = "é".repeat(MAX_TEXT / 2);
-        let facts =
-            Facts { user: Some(&long), tenant: Some(&fits), endpoint: Some(&long), method: Some(&long), ..poster() };
-        let facts = Facts { method: Some("POST"), ..facts };
-        let event = events(POLICY, &facts, [0, 0]).pop().flatten().unwrap();
-        assert_eq!(event.tenant.as_deref(), Some(fits.as_str()));
-        let texts = [event.user_id.as_deref(), event.endpoint.as_deref()];
-        assert!(texts.iter().all(|text| text.is_some_and(|text| text.len() == 17)), "{texts:?}");
-        assert!(event.to_json().len() < 7 * MAX_TEXT + 768);
-    }
-
-    /// Woken by leaving out observed limits.
-    #[test]
-    fn an_event_has_the_figures_of_every_limit() {
-        let policy = format!(
-            "{POLICY}\n[[rule]]\nname = 'flow'\nlayer = 'tenant'\nper = ['tenant']\nmatch = {{ path = '/pages/**' }}\n\
-             limit = '3'\nalgorithm = 'concurrency'\nmode = 'observe'"
-        );
-        let facts = Facts { path: Some("/pages/a"), ..poster() };
-        let event = events(&policy, &facts, [0, 600]).pop().flatten().unwrap();
-        let figures = |limit: &EventLimit| (limit.limit, limit.period, limit.remaining, limit.cost);
-        let [address, flow] = &*event.limits else { panic!("{event:?}") };
-        assert_eq!(
-            (&*address.rule, address.layer, address.enforced, address.allowed),
-            ("address", Layer::Edge, true, false)
-        );
-        assert_eq!(figures(address), (1, Some(3_600_000), 0, 1));
-        assert_eq!((address.reset_at, address.retry_after), (Some(1_767_225_600 + 3_661), Some(3_060)));
-        assert_eq!((&*flow.rule, flow.layer, flow.enforced, flow.allowed), ("flow", Layer::Tenant, false, true));
-        assert_eq!((flow.limit, flow.period, flow.retry_after), (3, None, None));
-    }
-
-    #[test]
-    fn equal_denials_are_one_event() {
-        let facts = Facts { path: Some("/pages/a"), ..poster() };
-        let seen: Vec<Event> = events(POLICY, &facts, 0..4).into_iter().flatten().collect();
-        let (mut first, second) = (seen[0].clone(), &seen[1]);
-        assert!(first.is_alike(second) && first != *second);
-        first.merge(second);
-        assert_eq!((first.count, first.id, first.at), (2, seen[0].id, seen[0].at));
-        let other = events(POLICY, &Facts { user: Some("u2"), ..facts }, 0..2).pop().flatten().unwrap();
-        assert!(!first.is_alike(&other));
-        assert_ne!(first.limits, second.limits, "a second later");
-        assert_eq!(other.clone().without_names().limits, Box::default());
-        assert!(first.clone().without_names().is_alike(&other.without_names()));
-        // The second strike is not the first.
-        let strikes: Vec<Event> = events(POLICY, &poster(), 0..3).into_iter().flatten().collect();
-        let mut later = strikes[0].clone();
-        if let Some(strike) = &mut later.strike {
-            strike.strikes = 2;
-        }
-        assert!(strikes[0].is_alike(&strikes[0]) && !strikes[0].is_alike(&later));
-    }
-}
+mod tests;

@@ -256,7 +256,7 @@ pub fn error_name(decision: &Decision, policy: &Policy) -> &'static str {
     if decision.unavailable() {
         return "unavailable";
     }
-    layer_error(decision.rule(policy).map(|rule| rule.layer).or(decision.penalty))
+    layer_error(decision.rule(policy).map(|rule| rule.layer).or(decision.penalty_layer()))
 }
 
 /// Returns the value of `error` for a limit of a layer.
@@ -369,7 +369,7 @@ fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<Str
     let rule = decision.rule(policy);
     let shown = decision.disclosure;
     if shown == Disclosure::Full {
-        put("layer", json!(rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name)));
+        put("layer", json!(rule.map(|rule| rule.layer).or(decision.penalty_layer()).map(Layer::name)));
         put("rule", json!(rule.map(|rule| rule.name.as_ref())));
         if let Some(rule) = rule {
             let caller = Caller::new(facts, policy);

@@ -144,6 +144,13 @@ impl DigestKey {
     }
 }
 
+/// Returns whether a text has the form of [`DigestKey::redact`]: `#` and 16 hexadecimal digits in lower case.
+#[must_use]
+pub fn is_redacted(text: &str) -> bool {
+    let digits = text.strip_prefix('#').filter(|digits| digits.len() == 16);
+    digits.is_some_and(|digits| digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
+}
+
 impl fmt::Debug for DigestKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // With the key anyone could compute the digest of a name, or prepare keys that collide. It must not reach a
@@ -476,6 +483,18 @@ mod tests {
     #[test]
     fn a_redacted_value_is_short_and_says_nothing() {
         let text = KEY.redact("session-cookie");
+        assert!(is_redacted(&text));
+        // A name may begin like a digest, and is none.
+        for other in [
+            "#",
+            "#0123456789abcde",
+            "#0123456789abcdef0",
+            "#0123456789ABCDEF",
+            "0123456789abcdef0",
+            "#0123456789abcdeé",
+        ] {
+            assert!(!is_redacted(other), "{other}");
+        }
         assert_eq!(text.len(), 17);
         assert!(text.strip_prefix('#').is_some_and(|hex| hex.chars().all(|c| c.is_ascii_hexdigit())));
         assert_ne!(text, KEY.redact("session-cookie2"));

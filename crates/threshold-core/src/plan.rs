@@ -166,6 +166,11 @@ impl<'p> Plan<'p> {
         self.met.iter().find(|met| met.charge == charge).map(|met| met.rule)
     }
 
+    /// Returns the enforced rules that the request meets, in the order of the policy.
+    pub(crate) fn enforced_rules(&self) -> impl Iterator<Item = &'p Rule> {
+        self.met.iter().filter(|met| met.enforced()).map(|met| met.rule)
+    }
+
     /// Returns the subjects that the request can be punished as.
     #[must_use]
     pub fn subjects(&self) -> &[Subject<'p>] {

@@ -23,7 +23,7 @@ use step::Step;
 
 pub use balances::Balances;
 pub use outcome::{Escalation, Outcome};
-pub(crate) use outcome::{Settled, bit};
+pub(crate) use outcome::{Exception, Settled, bit};
 pub use standings::Standings;
 
 /// Decides a bill and charges all of its limits or none.

@@ -28,7 +28,7 @@ use crate::key::{Digest, Partition};
 use crate::limit::Look;
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
 use crate::receipt::Receipt;
-use crate::settle::{Escalation, Outcome, Settled, bit};
+use crate::settle::{Escalation, Exception, Outcome, Settled, bit};
 use crate::time::Timestamp;
 
 pub use mixed::{Mixed, Side};
@@ -44,7 +44,7 @@ const UNANSWERED: Settled = Settled {
         reset_if_not: Timestamp::MAX,
     },
     mark: None,
-    lifted: false,
+    exception: Exception::None,
 };
 
 /// A bill that is settled by several partitions.
@@ -267,9 +267,9 @@ impl Part {
     /// Returns whether a limit or a rung of this part denies the request.
     fn denies(&self, bill: &OwnedBill, outcome: &Outcome) -> bool {
         let charges = self.charges.iter().filter_map(|place| bill.charges.get(*place));
-        let full = charges
-            .zip(&outcome.settled)
-            .any(|(charge, settled)| charge.terms.enforced && !settled.look.allowed && !settled.lifted);
+        let full = charges.zip(&outcome.settled).any(|(charge, settled)| {
+            charge.terms.enforced && !settled.look.allowed && settled.exception != Exception::Lifted
+        });
         full || outcome.escalations.iter().any(|strike| !strike.rung.allows())
     }
 

@@ -24,17 +24,19 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
+use threshold_core::decision::Cause;
 use threshold_core::event::EventId;
+use threshold_core::lockout::{LoginRequest, Refusal};
 use threshold_core::policy::Layer;
-use threshold_core::{Decision, Event, Facts, Policy, TraceId, Verdict};
+use threshold_core::{Decision, Event, Facts, Policy, Timestamp, TraceId, Verdict};
 
 use crate::observer::{ObservedDecision, Observer, Operation};
 use crate::random_id;
 
 /// Creates a queue of at most `capacity` events.
 ///
-/// Events beyond that lose their names and not their number: they arrive as one event for each layer and verdict, without a tenant, a
-/// user, an address, an endpoint and a rule, whose `count` is how many there were.
+/// Events beyond that lose their names and not their number: they arrive as one event for each layer, verdict and cause, without a
+/// tenant, a user, an address, an endpoint and a rule, whose `count` is how many there were.
 #[must_use]
 pub fn queue(capacity: usize) -> (EventSender, EventReceiver) {
     let (sender, receiver) = sync_channel(capacity);
@@ -102,6 +104,21 @@ impl EventSender {
         let id = EventId::new(random_id().to_u128().to_be_bytes());
         self.send(Event::from_any_decision(decision, facts, policy, id));
     }
+
+    /// Adds the event of a login attempt that was refused at `at`, and returns it. `trace` is the id that its answer carries.
+    pub fn record_refusal(
+        &self,
+        refusal: &Refusal,
+        request: &LoginRequest<'_>,
+        policy: &Policy,
+        trace: TraceId,
+        at: Timestamp,
+    ) -> Event {
+        let id = EventId::new(random_id().to_u128().to_be_bytes());
+        let event = Event::from_refusal(refusal, request, policy, (id, trace), at);
+        self.send(event.clone());
+        event
+    }
 }
 
 /// The other end of the queue.
@@ -125,15 +142,16 @@ impl EventReceiver {
     }
 }
 
-/// The places of a layer, with none, and of a verdict.
+/// The places of a layer, with none, of a verdict, and of a cause, with none.
 const LAYERS: [Option<Layer>; 6] =
     [None, Some(Layer::Global), Some(Layer::Edge), Some(Layer::Tenant), Some(Layer::User), Some(Layer::Endpoint)];
 const VERDICTS: [Verdict; 5] = [Verdict::Allow, Verdict::Warn, Verdict::Slow, Verdict::Deny, Verdict::Ban];
+const CAUSES: usize = Cause::ALL.len() + 1;
 
 /// The numbers of events that had no room.
 #[derive(Debug, Default)]
 struct Overflow {
-    counts: [[AtomicU64; VERDICTS.len()]; LAYERS.len()],
+    counts: [[[AtomicU64; CAUSES]; VERDICTS.len()]; LAYERS.len()],
     total: AtomicU64,
     /// One of the events, of which the time is used.
     last: std::sync::Mutex<Option<Event>>,
@@ -143,7 +161,9 @@ impl Overflow {
     fn add(&self, event: Event) {
         let layer = LAYERS.iter().position(|own| *own == event.layer);
         let verdict = VERDICTS.iter().position(|own| *own == event.verdict);
-        let count = layer.zip(verdict).and_then(|(layer, verdict)| self.counts.get(layer)?.get(verdict));
+        // The last place is that of none.
+        let cause = Cause::ALL.iter().position(|own| Some(*own) == event.cause).unwrap_or(Cause::ALL.len());
+        let count = layer.zip(verdict).and_then(|(layer, verdict)| self.counts.get(layer)?.get(verdict)?.get(cause));
         if let Some(count) = count {
             count.fetch_add(event.count, Ordering::Relaxed);
         }
@@ -157,14 +177,17 @@ impl Overflow {
     fn take(&self, events: &mut Vec<Event>) {
         let Ok(Some(last)) = self.last.lock().map(|last| last.clone()) else { return };
         for (layer, counts) in LAYERS.iter().zip(&self.counts) {
-            for (verdict, count) in VERDICTS.iter().zip(counts) {
-                let count = count.swap(0, Ordering::Relaxed);
-                if count > 0 {
-                    let mut event = last.clone();
-                    event.id = EventId::new(random_id().to_u128().to_be_bytes());
-                    (event.layer, event.verdict, event.blocked) = (*layer, *verdict, !verdict.allows());
-                    event.count = count;
-                    events.push(event);
+            for (verdict, counts) in VERDICTS.iter().zip(counts) {
+                let causes = Cause::ALL.into_iter().map(Some).chain([None]);
+                for (cause, count) in causes.zip(counts) {
+                    let count = count.swap(0, Ordering::Relaxed);
+                    if count > 0 {
+                        let mut event = last.clone();
+                        event.id = EventId::new(random_id().to_u128().to_be_bytes());
+                        (event.layer, event.verdict, event.blocked) = (*layer, *verdict, !verdict.allows());
+                        (event.cause, event.count) = (cause, count);
+                        events.push(event);
+                    }
                 }
             }
         }
@@ -229,6 +252,22 @@ mod tests {
         let some = recorded(100, Operation::Check);
         assert!((50..200).contains(&some.len()), "{}", some.len());
         assert!(some.iter().all(|event| !event.blocked && event.verdict == Verdict::Allow));
+    }
+
+    /// Statistics and alerts count by the cause. Woken by one counter for all causes.
+    #[test]
+    fn a_full_queue_keeps_causes_apart() {
+        let (sender, mut receiver) = queue(0);
+        for cause in Cause::ALL.into_iter().map(Some).chain([None]) {
+            let mut event = denial("edge", 1);
+            event.cause = cause;
+            sender.send(event.clone());
+            sender.send(event);
+        }
+        let events = receiver.take(usize::MAX, Duration::ZERO);
+        assert_eq!(events.len(), CAUSES);
+        assert!(events.iter().all(|event| event.count == 2));
+        assert!(Cause::ALL.iter().all(|cause| events.iter().any(|event| event.cause == Some(*cause))));
     }
 
     #[test]

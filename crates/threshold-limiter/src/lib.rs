@@ -83,7 +83,7 @@ pub use observer::{ObservedDecision, ObservedOperation, Observer, Operation, Ope
 pub use store::{ImmediateStore, Store};
 /// Everything that a decision is made of, where the names below are not enough.
 pub use threshold_core;
-pub use threshold_core::decision::Degraded;
+pub use threshold_core::decision::{Cause, Degraded};
 pub use threshold_core::explain::Explained;
 pub use threshold_core::limit::{Algorithm, Anchor, LimitError, LimitOptions};
 pub use threshold_core::lockout::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};

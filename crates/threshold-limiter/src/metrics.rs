@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::registry::Registry;
 use threshold_core::Verdict;
-use threshold_core::policy::{Layer, Policy, TokenError};
+use threshold_core::policy::{Policy, TokenError};
 
 use crate::observer::{
     ObservedDecision, ObservedOperation, Observer, Operation, OperationResult, Refused, TokenRefused,
@@ -114,7 +114,7 @@ impl Observer for Counts {
         let bound = decision.bound_by().and_then(|reading| series.rules.get(reading.rule()));
         bound.map_or(&series.unbound, |(_, counts)| counts).count(thread, decision.verdict);
         if decision.verdict != Verdict::Allow || decision.degraded.is_some() {
-            count_unusual(shard, bound.map(|(layer, _)| *layer), observed);
+            count_unusual(shard, observed);
         }
     }
 
@@ -148,14 +148,10 @@ impl Observer for Counts {
 
 /// Counts what only some decisions have. Out of the way of the others.
 #[inline(never)]
-fn count_unusual(
-    shard: &Shard,
-    layer: Option<Layer>,
-    &ObservedDecision { decision, facts, .. }: &ObservedDecision<'_>,
-) {
+fn count_unusual(shard: &Shard, &ObservedDecision { decision, facts, policy, .. }: &ObservedDecision<'_>) {
     // By layer as well, so that an alert on blocks needs no list of the policy's rules.
     if !decision.allowed() {
-        shard.count_block(layer);
+        shard.count_block(decision.blocked_layer(policy));
     }
     if decision.verdict == Verdict::Warn {
         shard.warnings.fetch_add(1, Ordering::Relaxed);

@@ -5,6 +5,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use threshold_core::decision::Cause;
 use threshold_core::policy::{Ban, ListEntry};
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{DigestKey, Span, TraceId};
@@ -264,18 +265,17 @@ async fn no_mode_opens_a_login_to_a_banned_user() {
         // The standing of the address cannot be read. The user's ban is known without the store.
         let mallory = LoginRequest { account: Some("mallory"), ip: "203.0.113.7".parse().ok(), ..ADA };
         let refused = world.limiter.login_attempt_async(&mallory).await.unwrap();
-        assert_eq!(refused, Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: None }), "{mode}");
+        let by_list = Refusal { by: RefusedBy::Ban, cause: Cause::List, layer: None, retry_after: None };
+        assert_eq!(refused, Attempted::Refused(by_list), "{mode}");
         let whom = ListEntry::named(Layer::Tenant, "closed").unwrap();
         let until = Timestamp::from(world.limiter.now()).plus(Span::HOUR);
         let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: Timestamp::EPOCH, until };
         world.limiter.bans().set(ban.whom.ban_id(world.limiter.key()), ban, Timestamp::EPOCH).unwrap();
         let theirs = LoginRequest { tenant: Some("closed"), ..ADA };
         let refused = world.limiter.login_attempt_async(&theirs).await.unwrap();
-        assert_eq!(
-            refused,
-            Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: Some(Duration::from_secs(3_600)) }),
-            "{mode}"
-        );
+        let retry_after = Some(Duration::from_secs(3_600));
+        let by_ban = Refusal { by: RefusedBy::Ban, cause: Cause::Ban, layer: Some(Layer::Tenant), retry_after };
+        assert_eq!(refused, Attempted::Refused(by_ban), "{mode}");
         let other = world.limiter.login_attempt_async(&ADA).await;
         assert_eq!(other.is_ok(), mode != "closed", "{mode}");
     }

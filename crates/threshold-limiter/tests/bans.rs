@@ -44,7 +44,10 @@ impl World {
     #[track_caller]
     fn is_banned_for(&self, seconds: u64) {
         let decision = self.check();
-        assert_eq!((decision.verdict, decision.penalty, decision.readings.len()), (Verdict::Ban, Some(Layer::User), 0));
+        assert_eq!(
+            (decision.verdict, decision.penalty_layer(), decision.readings.len()),
+            (Verdict::Ban, Some(Layer::User), 0)
+        );
         assert_eq!(decision.retry_after_secs(), Some(seconds));
         let peeked = self.limiter.peek(&alice()).unwrap();
         assert_eq!((peeked.verdict, peeked.ready_at), (decision.verdict, decision.ready_at));

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use threshold_core::decision::Cause;
+use threshold_core::policy::Layer;
 use threshold_core::{Span, Timestamp};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Attempted, Limiter, LoginError, LoginRequest, ManualClock, Policy, Refusal, RefusedBy};
@@ -37,21 +39,25 @@ fn a_refusal_has_the_code_message_and_wait_of_the_answer() {
         assert_eq!(try_once(&limiter, &ada(None), false), Ok(None));
     }
     let locked = try_once(&limiter, &ada(None), true).unwrap_err();
-    assert_eq!(locked, Refusal { by: RefusedBy::Lock, retry_after: Some(Duration::from_secs(60)) });
+    let (cause, minute) = (Cause::Login, Some(Duration::from_secs(60)));
+    let expected = Refusal { by: RefusedBy::Lock, cause, layer: Some(Layer::User), retry_after: minute };
+    assert_eq!(locked, expected);
     assert_eq!(locked.code(), "account_locked");
     assert_eq!(locked.message(), "Too many failed attempts. Account temporarily locked.");
     clock.advance(Span::MINUTE);
     assert_eq!(try_once(&limiter, &ada(None), false), Ok(None));
     clock.advance(Span::HOUR);
     let ceiling = try_once(&limiter, &ada(None), true).unwrap_err();
-    assert_eq!((ceiling, ceiling.code()), (Refusal { by: RefusedBy::Ceiling, retry_after: None }, "account_locked"));
+    let expected = Refusal { by: RefusedBy::Ceiling, retry_after: None, ..expected };
+    assert_eq!((ceiling, ceiling.code()), (expected, "account_locked"));
 
     let from = LoginRequest { ip: "203.0.113.7".parse().ok(), ..LoginRequest::default() };
     for _ in 0..4 {
         assert_eq!(try_once(&limiter, &from, false), Ok(None));
     }
     let address = try_once(&limiter, &from, true).unwrap_err();
-    assert_eq!(address, Refusal { by: RefusedBy::Address, retry_after: Some(Duration::from_secs(300)) });
+    let retry_after = Some(Duration::from_secs(300));
+    assert_eq!(address, Refusal { by: RefusedBy::Address, layer: Some(Layer::Edge), retry_after, ..expected });
     assert_eq!(address.code(), "too_many_requests");
     assert_eq!(address.message(), "Too many authentication attempts. Please try again later.");
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use threshold_core::decision::Reading;
+use threshold_core::decision::{Cause, Reading};
 use threshold_core::path::normalize_method;
 use threshold_core::plan::{Subject, Verb};
 use threshold_core::policy::{Layer, LogMode, Policy, Rule};
@@ -191,11 +191,12 @@ impl DenialLog {
         let Some(left_out) = left_out else { return };
         let LoggedIdentity { ip, user, tenant } = LoggedIdentity::new(facts, policy);
         let bound = decision.bound_by();
-        let layer = decision.penalty.or_else(|| rule.map(|rule| rule.layer));
+        let layer = decision.penalty_layer().or_else(|| rule.map(|rule| rule.layer));
         tracing::warn!(
             verdict = decision.verdict.name(),
             rule = rule.map(|rule| rule.name.as_ref()),
             layer = layer.map(Layer::name),
+            cause = decision.cause().map(Cause::name),
             method = facts.method.map(|method| normalize_method(method).into_owned()),
             // The pattern and not the path, which may contain a secret or a user's name.
             path = policy.path_pattern(rule, facts),

@@ -222,7 +222,7 @@ pub fn decision_json(decision: &Decision, policy: &Policy, receipt: Option<&str>
         "allowed": decision.allowed(),
         "verdict": decision.verdict.name(),
         "rule": rule.map(|rule| rule.name.as_ref()),
-        "layer": rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name),
+        "layer": rule.map(|rule| rule.layer).or(decision.penalty_layer()).map(Layer::name),
         "limit": reading.map(|reading| reading.limit),
         "remaining": reading.map(|reading| reading.remaining),
         "resetAt": decision.reset_at(),

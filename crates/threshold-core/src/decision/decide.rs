@@ -1,11 +1,11 @@
 //! Builds decisions: from an outcome, and without one where the store could not answer.
 
-use super::{Decision, Degraded, Reading, Verdict, WarnedBy};
+use super::{Decision, Degraded, PenaltyInForce, PenaltyKind, Reading, Verdict, WarnedBy};
 use crate::key::{DigestKey, Domain, Part, TraceId};
 use crate::ladder::Penalty;
 use crate::plan::{Plan, Verb};
 use crate::policy::{Banned, Disclosure, Listed, OnStoreError};
-use crate::settle::{Escalation, Outcome, Settled};
+use crate::settle::{Escalation, Exception, Outcome, Settled};
 use crate::time::{Span, Timestamp};
 
 /// A shadow ban delays a request by one to three seconds.
@@ -143,7 +143,7 @@ impl Plan<'_> {
     /// if a deny list names the caller too, or if the ban has no end.
     fn apply_ban(&self, ban: Banned, behind: Timestamp, decision: &mut Decision) {
         decision.verdict = Verdict::Ban;
-        decision.penalty = Some(ban.layer);
+        decision.penalty = Some(PenaltyInForce { layer: ban.layer, kind: PenaltyKind::OperatorBan, until: ban.until });
         let is_listed = self.listed == Some(Listed::Deny);
         decision.ready_at = ban.until.max(behind).unless_never().filter(|_| !is_listed);
     }
@@ -156,9 +156,17 @@ impl Plan<'_> {
         decision.verdict = if banned { Verdict::Ban } else { Verdict::Deny };
         let struck = harsh.filter_map(|strike| self.met.iter().position(|met| met.charge == strike.charge));
         decision.binding = longest_wait(decision, struck);
+        decision.is_paused = decision.binding.is_some_and(|binding| self.is_paused(binding, outcome));
         let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at().or(allowed_now(reading, now)));
         // Both must be over: the client would be denied again by the one that lasts longer.
         decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
+    }
+
+    /// Returns whether a limit that denies is paused. A pause and `block_for` are stored alike, so a pause of a rule with `block_for`
+    /// cannot be told from a block of its own.
+    fn is_paused(&self, reading: usize, outcome: &Outcome) -> bool {
+        let Some(met) = self.met.get(reading).filter(|met| met.rule.block_for.is_none()) else { return false };
+        outcome.settled.get(met.charge).is_some_and(|settled| settled.exception == Exception::Blocked)
     }
 
     /// Returns what to do when the store fails: the strictest `on_store_error` of the enforced rules.
@@ -281,11 +289,11 @@ impl Plan<'_> {
         let mut denied = false;
         for (reading, met) in decision.readings.iter_mut().zip(&self.met) {
             // By `met.charge` and not by position: several requests of one plan can share a charge.
-            let Some(Settled { look, mark, lifted, .. }) = outcome.settled.get(met.charge) else { break };
+            let Some(Settled { look, mark, exception, .. }) = outcome.settled.get(met.charge) else { break };
             // A record charges enforced limits even when the cost does not fit.
             reading.allowed = look.allowed || (self.verb() == Verb::Record && reading.enforced);
             // A lifted limit still reads as not allowed: it has no room, and the request was not charged to it.
-            denied |= reading.enforced && !reading.allowed && !lifted;
+            denied |= reading.enforced && !reading.allowed && *exception != Exception::Lifted;
             (reading.remaining, reading.resets) = match mark {
                 Some(mark) => (look.available.saturating_sub(mark.amount), look.reset_if_charged),
                 None => (look.available, look.reset_if_not),
@@ -298,12 +306,14 @@ impl Plan<'_> {
 
     /// Applies a penalty. A retry succeeds when the last penalty is over and the limits have room.
     fn penalise(&self, decision: &mut Decision, subject: usize, penalty: Penalty, until: Timestamp) {
-        decision.penalty = self.subjects.get(subject).map(|subject| subject.layer);
-        decision.disclosure = self.subjects.get(subject).map_or(Disclosure::Full, |subject| subject.disclosure);
-        decision.verdict = match penalty {
-            Penalty::CoolDown(_) => Verdict::Deny,
-            Penalty::Ban(_) => Verdict::Ban,
+        let (verdict, kind, end) = match penalty {
+            Penalty::CoolDown(end) => (Verdict::Deny, PenaltyKind::CoolDown, end),
+            Penalty::Ban(end) => (Verdict::Ban, PenaltyKind::LadderBan, end),
         };
+        decision.verdict = verdict;
+        let layer = self.subjects.get(subject).map(|subject| subject.layer);
+        decision.penalty = layer.map(|layer| PenaltyInForce { layer, kind, until: end });
+        decision.disclosure = self.subjects.get(subject).map_or(Disclosure::Full, |subject| subject.disclosure);
         // A limit may still be full when the penalty ends.
         let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
         let limits = denying.map(|reading| reading.ready).max();

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::limit::required;
-use super::{Event, EventId, EventLimit, MAX_BATCH, MAX_LIMITS, MAX_TEXT, Strike};
-use crate::decision::Verdict;
+use super::{Event, EventId, EventLimit, MAX_BATCH, MAX_LIMITS, MAX_TEXT, Strike, representable};
+use crate::decision::{Cause, Degraded, Verdict};
 use crate::key::TraceId;
 use crate::policy::Layer;
 use crate::text::printable;
@@ -54,6 +54,9 @@ impl Event {
             "strikes": strike.map(|strike| strike.strikes),
             "shadowUntil": strike.and_then(|strike| strike.shadow_until).map(millis),
             "bannedUntil": strike.and_then(|strike| strike.banned_until).map(millis),
+            "cause": self.cause.map(Cause::name),
+            "until": self.until.map(millis),
+            "degraded": self.degraded.map(Degraded::name),
             "traceId": (self.trace != TraceId::default()).then(|| self.trace.to_string()),
             "limits": self.limits.iter().map(EventLimit::write).collect::<Vec<_>>(),
         });
@@ -100,6 +103,10 @@ impl Event {
         if verdict.allows() == blocked {
             return Err(EventError::new("verdict", "contradicts blocked"));
         }
+        let cause = fields.read("cause", "the name of a cause", |value| Cause::named(value.as_str()?))?;
+        if cause.is_some() && !blocked {
+            return Err(EventError::new("cause", "contradicts blocked"));
+        }
         let count =
             fields.read("count", "a whole number, at least 1", |value| value.as_u64().filter(|own| *own > 0))?;
         let trace = fields.read("traceId", "32 hexadecimal digits", |value| trace(value.as_str()?))?;
@@ -116,6 +123,9 @@ impl Event {
             verdict,
             count: count.unwrap_or(1),
             strike: fields.strike()?,
+            cause,
+            until: fields.time("until")?,
+            degraded: fields.read("degraded", "the name of a degradation", |value| Degraded::named(value.as_str()?))?,
             trace: trace.unwrap_or_default(),
             limits: fields.limits()?,
         };
@@ -149,10 +159,8 @@ impl Fields {
     }
 
     fn time(&mut self, name: &str) -> Result<Option<Timestamp>, EventError> {
-        // More milliseconds do not fit into a number of JavaScript with their microseconds.
         self.read(name, "a time in milliseconds", |value| {
-            let micros = value.as_u64()?.checked_mul(1_000)?;
-            (micros < 1 << 53).then_some(Timestamp::from_micros(micros))
+            representable(Timestamp::from_micros(value.as_u64()?.checked_mul(1_000)?))
         })
     }
 
@@ -213,6 +221,7 @@ fn trace(text: &str) -> Option<TraceId> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use proptest::sample::select;
 
     const ID: &str = "00112233-4455-4677-8899-aabbccddeeff";
 
@@ -238,7 +247,7 @@ mod tests {
     prop_compose! {
         fn any_limit()(
             rule in "[a-z\u{202e}]{1,9}",
-            layer in proptest::sample::select(vec!["global", "edge", "tenant", "user", "endpoint"]),
+            layer in select(vec!["global", "edge", "tenant", "user", "endpoint"]),
             (enforced, allowed, limit, period) in any::<(bool, bool, u64, Option<u64>)>(),
             (remaining, cost, reset_at, retry_after) in any::<(u64, u64, Option<u64>, Option<u64>)>(),
         ) -> EventLimit {
@@ -250,16 +259,19 @@ mod tests {
     prop_compose! {
         fn any_event()(
             (id, count, trace, at) in (any::<[u8; 16]>(), 1_u64.., any::<u128>(), any_time()),
-            layer in proptest::option::of(proptest::sample::select(vec!["global", "edge", "tenant", "user", "endpoint"])),
-            verdict in proptest::sample::select(vec!["allow", "warn", "slow", "deny", "ban"]),
+            layer in proptest::option::of(select(vec!["global", "edge", "tenant", "user", "endpoint"])),
+            verdict in select(vec!["allow", "warn", "slow", "deny", "ban"]),
             (tenant, user_id, endpoint, ip, rule) in (any_text(), any_text(), any_text(), any_text(), any_text()),
             strike in proptest::option::of(any_strike()),
+            (cause, degraded) in (proptest::option::of(select(&Cause::ALL)), proptest::option::of(select(&Degraded::ALL))),
+            until in proptest::option::of(any_time()),
             limits in proptest::collection::vec(any_limit(), 0..3),
         ) -> Event {
             let verdict = super::verdict(verdict).unwrap();
             let (id, trace, layer) = (EventId::new(id), TraceId::from_u128(trace), layer.and_then(super::layer));
             let blocked = !verdict.allows();
-            Event { id, at, layer, blocked, tenant, user_id, endpoint, ip, rule, verdict, count, strike, trace, limits: limits.into() }
+            let (cause, limits) = (cause.filter(|_| blocked), limits.into());
+            Event { id, at, layer, blocked, tenant, user_id, endpoint, ip, rule, verdict, count, strike, cause, until, degraded, trace, limits }
         }
     }
 
@@ -314,6 +326,10 @@ mod tests {
         check(&minimal(r#","layer":"sky""#), "layer");
         check(&minimal(r#","verdict":"allow""#), "verdict");
         check(&minimal(r#","verdict":"maybe""#), "verdict");
+        check(&minimal(r#","cause":"moon""#), "cause");
+        check(&minimal(r#","cause":"limit""#).replace("true", "false"), "cause");
+        check(&minimal(r#","degraded":"tired""#), "degraded");
+        check(&minimal(r#","until":"soon""#), "until");
         check(&minimal(r#","traceId":"+0000000000000000000000000000000""#), "traceId");
         check(&minimal(r#","tenant":"""#), "tenant");
         check(&minimal(&format!(r#","userId":"{}""#, "x".repeat(257))), "userId");

@@ -2,6 +2,14 @@
 //!
 //! Times are whole milliseconds. Events go in as a batch of JSON, and figures come out as JSON, so that a host passes on text.
 
+/// The condition of events that count for their layer and in alerts, as `Event::blames_caller` says. By the JSON, so that tables from
+/// before need no new column.
+macro_rules! blames_caller {
+    () => {
+        "blocked AND coalesce(event ->> 'cause', '') NOT IN ('ban', 'pause', 'list', 'outage')"
+    };
+}
+
 /// Creates the tables, each statement by itself. It may be run any number of times.
 pub const TABLES: [&str; 7] = [
     // The columns are for queries; `event` is the whole event. The order of `number` is the order of arrival, and none is given
@@ -72,11 +80,12 @@ pub const DELETE_SURPLUS: &str =
     "DELETE FROM rate_limit_events WHERE number <= (SELECT max(number) FROM rate_limit_events) - ?1";
 
 /// Selects as `stats` the answer of `GET /v1/stats`, of events since `?1`; bans and shadow bans are those in force at `?2`.
-pub const STATS: &str = "SELECT json_object(
-        'edgeBlocks', coalesce(sum(count) FILTER (WHERE blocked AND layer = 'edge'), 0),
-        'tenantBlocks', coalesce(sum(count) FILTER (WHERE blocked AND layer = 'tenant'), 0),
-        'userBlocks', coalesce(sum(count) FILTER (WHERE blocked AND layer = 'user'), 0),
-        'endpointBlocks', coalesce(sum(count) FILTER (WHERE blocked AND layer = 'endpoint'), 0),
+pub const STATS: &str = concat!(
+    "SELECT json_object(
+        'edgeBlocks', coalesce(sum(count) FILTER (WHERE ", blames_caller!(), " AND layer = 'edge'), 0),
+        'tenantBlocks', coalesce(sum(count) FILTER (WHERE ", blames_caller!(), " AND layer = 'tenant'), 0),
+        'userBlocks', coalesce(sum(count) FILTER (WHERE ", blames_caller!(), " AND layer = 'user'), 0),
+        'endpointBlocks', coalesce(sum(count) FILTER (WHERE ", blames_caller!(), " AND layer = 'endpoint'), 0),
         'warningsIssued', coalesce(sum(count) FILTER (WHERE verdict = 'warn'), 0),
         'shadowBansActive', (SELECT count(DISTINCT subject) FROM rate_limit_events WHERE shadow_until > ?2),
         'bansActive', (SELECT count(DISTINCT subject) FROM rate_limit_events WHERE banned_until > ?2),
@@ -89,7 +98,8 @@ pub const STATS: &str = "SELECT json_object(
         'topBlockedIps', json((SELECT json_group_array(json_object('ip', name, 'blocks', blocks)) FROM
             (SELECT ip AS name, sum(count) AS blocks FROM rate_limit_events WHERE at >= ?1 AND blocked AND ip IS NOT NULL
              GROUP BY name ORDER BY blocks DESC, name LIMIT 10)))
-    ) AS stats FROM rate_limit_events WHERE at >= ?1";
+    ) AS stats FROM rate_limit_events WHERE at >= ?1"
+);
 
 /// Selects as `counts` what an alert counts: a JSON array of `[key, step, count]` in order, of events since `?1`, in steps of `?2`
 /// milliseconds. The key is the address for `ip_blocks`, and empty otherwise. An address with fewer blocks than `?3`, the threshold,
@@ -99,14 +109,20 @@ pub const fn alert_counts(on: crate::policy::AlertOn) -> &'static str {
     use crate::policy::AlertOn;
     match on {
         AlertOn::EdgeBlocks => {
-            "SELECT json_group_array(json_array('', step, count)) AS counts FROM
-             (SELECT at / CAST(?2 AS INTEGER) AS step, sum(count) AS count FROM rate_limit_events WHERE at >= ?1 AND blocked AND layer = 'edge'
-              GROUP BY step HAVING ?3 > 0 ORDER BY step)"
+            concat!(
+                "SELECT json_group_array(json_array('', step, count)) AS counts FROM
+                 (SELECT at / CAST(?2 AS INTEGER) AS step, sum(count) AS count FROM rate_limit_events WHERE at >= ?1 AND ",
+                blames_caller!(),
+                " AND layer = 'edge' GROUP BY step HAVING ?3 > 0 ORDER BY step)"
+            )
         }
         AlertOn::TenantBlocks => {
-            "SELECT json_group_array(json_array('', step, count)) AS counts FROM
-             (SELECT at / CAST(?2 AS INTEGER) AS step, sum(count) AS count FROM rate_limit_events WHERE at >= ?1 AND blocked AND layer = 'tenant'
-              GROUP BY step HAVING ?3 > 0 ORDER BY step)"
+            concat!(
+                "SELECT json_group_array(json_array('', step, count)) AS counts FROM
+                 (SELECT at / CAST(?2 AS INTEGER) AS step, sum(count) AS count FROM rate_limit_events WHERE at >= ?1 AND ",
+                blames_caller!(),
+                " AND layer = 'tenant' GROUP BY step HAVING ?3 > 0 ORDER BY step)"
+            )
         }
         AlertOn::UserBans => {
             "SELECT json_group_array(json_array('', step, count)) AS counts FROM
@@ -115,11 +131,15 @@ pub const fn alert_counts(on: crate::policy::AlertOn) -> &'static str {
               GROUP BY step HAVING ?3 > 0 ORDER BY step)"
         }
         AlertOn::IpBlocks => {
-            "SELECT json_group_array(json_array(ip, step, count)) AS counts FROM
-             (SELECT ip, at / CAST(?2 AS INTEGER) AS step, sum(count) AS count FROM rate_limit_events WHERE at >= ?1 AND blocked AND ip IN
-              (SELECT ip FROM rate_limit_events WHERE at >= ?1 AND blocked AND ip IS NOT NULL
-               GROUP BY ip HAVING sum(count) >= ?3 ORDER BY sum(count) DESC, ip LIMIT 100)
-              GROUP BY ip, step ORDER BY ip, step)"
+            concat!(
+                "SELECT json_group_array(json_array(ip, step, count)) AS counts FROM
+                 (SELECT ip, at / CAST(?2 AS INTEGER) AS step, sum(count) AS count FROM rate_limit_events WHERE at >= ?1 AND ",
+                blames_caller!(),
+                " AND ip IN (SELECT ip FROM rate_limit_events WHERE at >= ?1 AND ip IS NOT NULL AND ",
+                blames_caller!(),
+                " GROUP BY ip HAVING sum(count) >= ?3 ORDER BY sum(count) DESC, ip LIMIT 100)
+                 GROUP BY ip, step ORDER BY ip, step)"
+            )
         }
     }
 }

@@ -8,7 +8,7 @@ use super::exchange::{LoginRequest, Refusal, RefusedBy};
 use arrayvec::ArrayVec;
 
 use crate::caller::Caller;
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Cause, Decision, Verdict};
 use crate::facts::Facts;
 use crate::key::TraceId;
 use crate::plan::{Plan, Verb};
@@ -77,7 +77,8 @@ impl Refusal {
             Verdict::Deny => RefusedBy::CoolDown,
             Verdict::Ban => RefusedBy::Ban,
         };
-        Some(Self { by, retry_after: decision.retry_after() })
+        let cause = decision.cause().unwrap_or(Cause::Login);
+        Some(Self { by, cause, layer: decision.penalty_layer(), retry_after: decision.retry_after() })
     }
 }
 

@@ -8,8 +8,9 @@ use super::device::Device;
 use super::{Attempt, AttemptKeys, AttemptOutcome, Factor, ResultOutcome, StandInKeys, address_digest};
 use crate::address::AddressGroup;
 use crate::codec::Format;
+use crate::decision::Cause;
 use crate::key::TraceId;
-use crate::policy::{Listed, Policy, UserScope};
+use crate::policy::{Layer, Listed, Policy, UserScope};
 use crate::secret::{Secret, Secrets};
 use crate::time::{Span, Timestamp};
 
@@ -99,6 +100,10 @@ impl fmt::Debug for Attempted {
 pub struct Refusal {
     /// The reason.
     pub by: RefusedBy,
+    /// The cause, as events name it: [`Cause::Login`], or that of a ban or penalty.
+    pub cause: Cause,
+    /// The layer: that of the address or the account, or of the penalty; `None` if a list refused.
+    pub layer: Option<Layer>,
     /// How long to wait before the next attempt; `None` at the ceiling, where only a reset or an operator helps, and under a
     /// permanent ban.
     pub retry_after: Option<Duration>,
@@ -154,7 +159,9 @@ impl AttemptOutcome {
     /// Returns the answer for the caller, with a signed token where the secret may be checked.
     pub fn into_answer(self, secret: &Secret, format: Format, now: Timestamp) -> Attempted {
         let refused = |by, until: Option<Timestamp>| {
-            Attempted::Refused(Refusal { by, retry_after: until.map(|until| until.since(now).into()) })
+            let layer = if by == RefusedBy::Address { Layer::Edge } else { Layer::User };
+            let retry_after = until.map(|until| until.since(now).into());
+            Attempted::Refused(Refusal { by, cause: Cause::Login, layer: Some(layer), retry_after })
         };
         match self {
             Self::Allowed(attempt) => Attempted::Allowed(Attempt::to_token(&attempt, secret, format)),

@@ -2,7 +2,7 @@
 
 use super::Plan;
 use crate::key::Digest;
-use crate::settle::Outcome;
+use crate::settle::{Exception, Outcome};
 use crate::time::Timestamp;
 
 impl Plan<'_> {
@@ -19,7 +19,8 @@ impl Plan<'_> {
     pub fn denied_by(&self, outcome: &Outcome) -> impl Iterator<Item = (Digest, Timestamp)> {
         let penalised = outcome.penalty.and_then(|(subject, _)| self.subjects.get(subject));
         let full = self.bill.charges.iter().zip(&outcome.settled).filter(move |(charge, settled)| {
-            let short = charge.enforced() && charge.cost > 0 && !settled.look.allowed && !settled.lifted;
+            let short =
+                charge.enforced() && charge.cost > 0 && !settled.look.allowed && settled.exception != Exception::Lifted;
             // Under a penalty room in a budget does not help. A request that is woken by it would only be denied again.
             penalised.is_none() && short
         });

@@ -18,7 +18,7 @@ use crate::decision::Decision;
 use crate::key::Digest;
 use crate::ladder::Penalty;
 use crate::limit::{Limit, Look};
-use crate::settle::{Outcome, Settled};
+use crate::settle::{Exception, Outcome, Settled};
 use crate::time::Timestamp;
 
 /// What a store has found under one key of a request that it denied.
@@ -33,7 +33,7 @@ pub struct Known {
 enum Found {
     /// What a limit answered about a cost. The limit and its terms are those of the policy that asked: an answer is repeated only
     /// under the same ones, whichever generation of the policy they come from.
-    Balance { limit: Limit, terms: Terms, cost: u64, look: Look },
+    Balance { limit: Limit, terms: Terms, cost: u64, look: Look, exception: Exception },
     /// A penalty of a subject, the end of its last penalty, and until when its denials carry the warning.
     Standing { penalty: Penalty, denied_until: Timestamp, warned_until: Timestamp },
     /// When limits and ladders would allow the request if there were no ban.
@@ -93,7 +93,8 @@ impl Known {
         if look.allowed || limit.is_concurrency() {
             return None;
         }
-        Some(Self { at, found: Found::Balance { limit: *limit, terms: Terms::OF_ONE_LIMIT, cost, look: *look } })
+        let (terms, exception) = (Terms::OF_ONE_LIMIT, Exception::None);
+        Some(Self { at, found: Found::Balance { limit: *limit, terms, cost, look: *look, exception } })
     }
 
     /// Returns the denial of a cost under one limit at `now`; `None` if it is not known to be denied.
@@ -101,16 +102,16 @@ impl Known {
     pub fn denial_of(&self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
         let terms = &Terms::OF_ONE_LIMIT;
         let charge = Charge { key: Digest::from_u128(0), limit, cost, terms, subject: None };
-        self.look_of(&charge).filter(|look| !look.allowed && look.ready_at > now)
+        self.look_of(&charge).map(|(look, _)| look).filter(|look| !look.allowed && look.ready_at > now)
     }
 
     /// Returns what it says about a charge.
-    fn look_of(&self, charge: &Charge<'_>) -> Option<Look> {
-        let Found::Balance { limit, terms, cost, look } = self.found else { return None };
+    fn look_of(&self, charge: &Charge<'_>) -> Option<(Look, Exception)> {
+        let Found::Balance { limit, terms, cost, look, exception } = self.found else { return None };
         // What is full for a cost is full for a larger one. Whether it is full for a smaller one is not known, and neither is
         // what a limit with room says of any other cost.
         let says = if look.allowed { charge.cost == cost } else { charge.cost >= cost };
-        (says && limit == *charge.limit && terms == *charge.terms).then_some(look)
+        (says && limit == *charge.limit && terms == *charge.terms).then_some((look, exception))
     }
 }
 
@@ -135,7 +136,8 @@ impl Plan<'_> {
             // Under a penalty, a full limit of a bill that spans partitions is left out for the same reason as without one.
             let is_certain = settled.look.allowed || is_whole;
             let Charge { key, limit, cost, terms, .. } = *charge;
-            let found = Found::Balance { limit: *limit, terms: *terms, cost, look: settled.look };
+            let Settled { look, exception, .. } = *settled;
+            let found = Found::Balance { limit: *limit, terms: *terms, cost, look, exception };
             let known = Known { at: settled.at, found };
             // With room it only adds a figure to the answer.
             let may_deny = limit.is_concurrency() && !settled.look.allowed;
@@ -157,7 +159,8 @@ impl Plan<'_> {
             let Charge { key, limit, cost, terms, .. } = *charge;
             let available = look.available.saturating_sub(mark.amount);
             let look = Look { available, reset_if_not: look.reset_if_charged, ..look };
-            let known = Known { at, found: Found::Balance { limit: *limit, terms: *terms, cost, look } };
+            let exception = Exception::None;
+            let known = Known { at, found: Found::Balance { limit: *limit, terms: *terms, cost, look, exception } };
             Some((key, (look.allowed && available >= cost).then_some(known)))
         })
     }
@@ -237,13 +240,13 @@ impl Plan<'_> {
                 Some((known.look_of(charge)?, now))
             });
             // A full limit has room again from then on, and how much is not known.
-            let found = found.filter(|(look, now)| look.allowed || look.ready_at > *now);
-            if let Some((look, now)) = found {
+            let found = found.filter(|((look, _), now)| look.allowed || look.ready_at > *now);
+            if let Some(((look, _), now)) = found {
                 outcome.at = outcome.at.max(now);
                 denied |= charge.enforced() && !look.allowed && self.subjects.is_empty();
             }
-            let (look, at) = found.unwrap_or((UNKNOWN, Timestamp::EPOCH));
-            let _ = outcome.settled.try_push(Settled { at, look, mark: None, lifted: false });
+            let ((look, exception), at) = found.unwrap_or(((UNKNOWN, Exception::None), Timestamp::EPOCH));
+            let _ = outcome.settled.try_push(Settled { at, look, mark: None, exception });
             let _ = unread.try_push(found.is_none());
         }
         if !denied {

@@ -54,8 +54,20 @@ pub(crate) struct Settled {
     pub(crate) look: Look,
     /// What was charged; `None` where nothing was.
     pub(crate) mark: Option<Mark>,
-    /// Whether the limit is full, but the strike that this brought only warns.
-    pub(crate) lifted: bool,
+    /// What is special about the limit, if it has no room.
+    pub(crate) exception: Exception,
+}
+
+/// What is special about a limit without room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Exception {
+    /// Nothing: the cost does not fit.
+    #[default]
+    None,
+    /// The strike that this brought only warns, so that the limit does not deny.
+    Lifted,
+    /// A pause or an earlier `block_for` denies the key, whatever fits. Known only if the request is denied.
+    Blocked,
 }
 
 /// One strike, for logs and events.

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use super::balances::Balances;
-use super::outcome::{Escalation, Outcome, Settled, bit};
+use super::outcome::{Escalation, Exception, Outcome, Settled, bit};
 use super::standings::Standings;
 use crate::bill::{Bill, Charge};
 use crate::ladder::{StrikeMode, Violation};
@@ -46,6 +46,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         // After the strike, so that the warning has the end of this strike's decay and not that of the one before it.
         self.note_warnings();
         if denied {
+            self.note_blocks();
             // Before the denial is remembered: a block moves `ready_at`, and the time that the client was asked to wait
             // includes it.
             self.begin_blocks();
@@ -86,12 +87,18 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             if let Some(look) = self.balances.glance(index, charge, self.now) {
                 denied |= charge.enforced() && !look.allowed;
                 // Cannot fail: a bill has at most `MAX_CHARGES` charges, and the outcome has been cleared.
-                let _ = self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, lifted: false });
+                let _ = self.outcome.settled.try_push(Settled {
+                    at: self.now,
+                    look,
+                    mark: None,
+                    exception: Exception::None,
+                });
                 continue;
             }
             let (look, brought) = self.balances.look(index, charge, self.now);
             denied |= charge.enforced() && !look.allowed;
-            let _ = self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, lifted: false });
+            let _ =
+                self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, exception: Exception::None });
             // Saved even if the request is denied. Otherwise the next request would convert the same old state once
             // more.
             if brought {
@@ -124,7 +131,9 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// Returns whether an enforced limit denies and no rung has lifted that.
     fn denied(&self) -> bool {
         let charges = self.bill.charges.iter().zip(&self.outcome.settled);
-        charges.into_iter().any(|(charge, settled)| charge.enforced() && !settled.look.allowed && !settled.lifted)
+        charges.into_iter().any(|(charge, settled)| {
+            charge.enforced() && !settled.look.allowed && settled.exception != Exception::Lifted
+        })
     }
 
     /// Adds at most one strike to each subject whose limits this request exceeds.
@@ -168,9 +177,9 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             }
             for (charge, _) in &violations {
                 // A rung forgives a full limit. It never ends a block or an operator's pause.
-                let lifted = lifts && !self.balances.is_blocked(*charge, now);
-                if let Some(settled) = self.outcome.settled.get_mut(*charge) {
-                    settled.lifted = lifted;
+                let is_lifted = lifts && !self.balances.is_blocked(*charge, now);
+                if let Some(settled) = self.outcome.settled.get_mut(*charge).filter(|_| is_lifted) {
+                    settled.exception = Exception::Lifted;
                 }
             }
             if changed {
@@ -257,6 +266,15 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         }
     }
 
+    /// Notes which limits of a denied request are blocked, by a pause or by an earlier `block_for`.
+    fn note_blocks(&mut self) {
+        for (index, settled) in self.outcome.settled.iter_mut().enumerate() {
+            if !settled.look.allowed && self.balances.is_blocked(index, self.now) {
+                settled.exception = Exception::Blocked;
+            }
+        }
+    }
+
     /// Blocks the keys of a denied request whose limits it exceeds and whose rules have `block_for`. A key that is blocked
     /// already is left alone: trying again does not extend a block.
     fn begin_blocks(&mut self) {
@@ -264,8 +282,8 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             let Some(settled) = self.outcome.settled.get_mut(index) else { break };
             // A request that may exceed limits unpunished must not block the key for its ordinary requests either.
             let Some(span) = charge.terms.block_for.filter(|_| self.bill.punishes) else { continue };
-            let over = charge.enforced() && !settled.look.allowed && !settled.lifted;
-            if over && !self.balances.is_blocked(index, self.now) && !self.balances.stands_in(index, charge) {
+            let over = charge.enforced() && !settled.look.allowed && settled.exception == Exception::None;
+            if over && !self.balances.stands_in(index, charge) {
                 let until = self.now.plus(span);
                 self.balances.block(index, charge, until);
                 settled.look.ready_at = settled.look.ready_at.max(until);

@@ -12,7 +12,7 @@ use crate::key::{Digest, Partition};
 use crate::limit::Look;
 use crate::plan::{MAX_CHARGES, Verb};
 use crate::receipt::Receipt;
-use crate::settle::{Outcome, Settled, bit};
+use crate::settle::{Exception, Outcome, Settled, bit};
 use crate::time::Timestamp;
 
 /// The result of a charge that was not looked at. It allows with all the room there can be, so that every other limit is tighter.
@@ -26,7 +26,7 @@ const UNREAD: Settled = Settled {
         reset_if_not: Timestamp::MAX,
     },
     mark: None,
-    lifted: false,
+    exception: Exception::None,
 };
 
 /// The store that holds a record.

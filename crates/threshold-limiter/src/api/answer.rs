@@ -95,7 +95,7 @@ impl<'a> Answer<'a> {
             verdict: PlainStr(decision.verdict.name()),
             rule: rule.map(|rule| EscapedStr(&rule.name)),
             // A ban or a cool-down has no rule, and is named by the layer of its ladder.
-            layer: rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name).map(PlainStr),
+            layer: rule.map(|rule| rule.layer).or(decision.penalty_layer()).map(Layer::name).map(PlainStr),
             limit: reading.map(|reading| reading.limit),
             remaining: reading.map(|reading| reading.remaining),
             reset_at: decision.reset_at(),

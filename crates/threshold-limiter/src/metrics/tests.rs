@@ -88,6 +88,29 @@ fn a_peek_is_an_operation_and_neither_a_decision_nor_a_block() {
     assert!(!metrics.text().contains("threshold_keys "), "metrics keep no limiter alive");
 }
 
+/// Woken by the layer of the binding rule alone, which a penalty has not.
+#[test]
+fn a_block_counts_for_the_layer_of_a_ladder_and_for_none_of_an_operator() {
+    let ladder = "ladder = 'l'\nstrike = 'request'\n[ladders.l]\nrungs = ['ban 1h']\n[lists]\ndeny = ['user:eve']";
+    let metrics = Metrics::new();
+    let policy = policy(&format!("{POLICY}\n{ladder}"));
+    let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+    let limiter = crate::Limiter::builder(policy).clock(clock).observer(metrics.observer()).build();
+    let deny = |user: &str, times: usize| {
+        let facts = Facts { user: Some(user), ..Facts::default() };
+        (0..times).for_each(|_| assert!(!limiter.check(&facts).unwrap().allowed()));
+    };
+    for _ in 0..2 {
+        assert!(limiter.check(&Facts { user: Some("u1"), ..Facts::default() }).unwrap().allowed());
+    }
+    // One strike, and two denials by its ban.
+    deny("u1", 3);
+    deny("eve", 4);
+    limiter.pause(crate::Layer::User, "u2", Duration::from_secs(60)).unwrap();
+    deny("u2", 1);
+    has(&metrics, &[r#"threshold_blocks_total{layer="user"} 3"#, r#"threshold_blocks_total{layer="none"} 5"#]);
+}
+
 #[test]
 fn times_and_errors_of_decisions_and_operations_are_counted() {
     let metrics = Metrics::new();

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use threshold_core::event::MAX_TEXT;
 use threshold_core::lockout::Attempt;
-use threshold_core::policy::Policy;
-use threshold_core::{Span, Timestamp, TraceId};
-use threshold_limiter::{Attempted, LoginError, LoginRequest, LoginResult, RefusedBy};
+use threshold_core::policy::{Layer, Policy};
+use threshold_core::{Event, Span, Timestamp, TraceId};
+use threshold_limiter::{Attempted, LoginError, LoginRequest, LoginResult, Refusal, RefusedBy};
 
 use super::Desk;
 use super::subjects::shown_digest;
@@ -25,8 +25,12 @@ const ATTEMPT_LIFETIME: Span = Span::MINUTE;
 const UNKNOWN: &str = "unknown";
 
 impl Desk {
-    /// Decides whether the secret of a login may be checked.
-    pub(crate) async fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
+    /// Decides whether the secret of a login may be checked. A refusal is recorded and logged under `trace`, which its answer carries.
+    pub(crate) async fn login_attempt(
+        &self,
+        request: &LoginRequest<'_>,
+        trace: TraceId,
+    ) -> Result<Attempted, LoginError> {
         let attempted = self.limiter.login_attempt_async(request).await?;
         match &attempted {
             Attempted::Allowed(token) => {
@@ -34,13 +38,15 @@ impl Desk {
                     self.logins.names.insert(attempt.id, CallerNames::new(request, &self.policy()), self.now());
                 }
             }
-            // The lock of an account is logged with the failure that causes it, by `login_result`.
-            Attempted::Refused(refusal) if refusal.by == RefusedBy::Address => {
-                if let Some(ip) = request.ip {
-                    self.log_address_limit(ip);
+            Attempted::Refused(refusal) => {
+                let (policy, now) = (self.policy(), self.now());
+                let event = self.events.sender.record_refusal(refusal, request, &policy, trace, now);
+                match request.ip.filter(|_| refusal.by == RefusedBy::Address) {
+                    Some(ip) => self.log_address_limit(ip),
+                    // The beginning of a lock is logged by `login_result`. What meets one shows how long an attack goes on.
+                    None => self.log_refusal(refusal, &event),
                 }
             }
-            Attempted::Refused(_) => {}
         }
         Ok(attempted)
     }
@@ -84,6 +90,23 @@ impl Desk {
         }
     }
 
+    /// Logs that a login met a lock, a ban or a penalty. Names are those of the event, which hides them as the policy says.
+    fn log_refusal(&self, refusal: &Refusal, event: &Event) {
+        let Some(left_out) = self.logins.refusals.sample(self.now()) else { return };
+        tracing::warn!(
+            reason = refusal.code(),
+            cause = refusal.cause.name(),
+            layer = refusal.layer.map(Layer::name),
+            user = event.user_id.as_deref(),
+            tenant = event.tenant.as_deref(),
+            ip = event.ip.as_deref(),
+            retry_after = refusal.retry_after_secs(),
+            trace_id = %event.trace,
+            left_out,
+            "login refused"
+        );
+    }
+
     /// Logs that failures have locked an account.
     fn log_lockout(&self, attempt: &Attempt, names: Option<CallerNames>) {
         let Some(left_out) = self.logins.lockouts.sample(self.now()) else { return };
@@ -104,6 +127,8 @@ const LOCKOUT: &str = "auth_user_lockout";
 pub(super) struct LoginLog {
     address_limits: LogSampler,
     lockouts: LogSampler,
+    /// Samples the attempts that met a lock, a ban or a penalty.
+    refusals: LogSampler,
     names: AttemptNames,
 }
 
@@ -114,6 +139,9 @@ impl LoginLog {
             if let Some(left_out) = sampler.end_burst(now) {
                 tracing::warn!(event, left_out, "lines left out of the log");
             }
+        }
+        if let Some(left_out) = self.refusals.end_burst(now) {
+            tracing::warn!(left_out, "refused logins left out of the log");
         }
     }
 }

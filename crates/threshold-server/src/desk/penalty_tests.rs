@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use threshold_core::policy::{Layer, Policy};
-use threshold_core::{Facts, Span};
+use threshold_core::{Facts, Span, TraceId};
 use threshold_limiter::store::at_once;
 use threshold_limiter::{LoginRequest, ManualClock};
 
@@ -38,7 +38,7 @@ fn check(desk: &Desk, user: &str, times: usize) {
 async fn fail_login(desk: &Desk, account: &str) {
     let ip = Some("203.0.113.7".parse().unwrap());
     let request = LoginRequest { account: Some(account), ip, ..LoginRequest::default() };
-    let attempted = desk.login_attempt(&request).await.unwrap();
+    let attempted = desk.login_attempt(&request, TraceId::default()).await.unwrap();
     desk.login_result(attempted.token().unwrap(), false).await.unwrap();
 }
 

@@ -13,6 +13,9 @@ use http::{HeaderMap, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Timestamp;
+use threshold_core::decision::Cause;
+use threshold_core::key::is_redacted;
+use threshold_core::lockout::canonical_account;
 use threshold_core::policy::{Layer, Policy};
 use threshold_limiter::api::{layer_named, unknown_layer};
 
@@ -48,6 +51,7 @@ struct ListQuery {
     ip: Option<String>,
     rule: Option<String>,
     verdict: Option<String>,
+    cause: Option<String>,
     subject: Option<String>,
     trace_id: Option<String>,
 }
@@ -143,8 +147,7 @@ async fn erase(
         let Some(value) = value else { continue };
         let filter = named(layer, name, &value, &policy)?;
         // By its digest: the audit must not keep the name that is erased.
-        subjects
-            .extend(filter.values.iter().find(|value| value.starts_with('#')).map(|digest| (layer, digest.clone())));
+        subjects.extend(filter.values.iter().find(|value| is_redacted(value)).map(|digest| (layer, digest.clone())));
         filters.push(filter);
     }
     if filters.is_empty() {
@@ -204,6 +207,10 @@ impl ListQuery {
             let message = || format!("verdict must be one of {}", VERDICTS.join(", "));
             VERDICTS.contains(&value).then_some(()).ok_or_else(|| ApiError::bad("verdict", message()))
         })?;
+        add(Field::Cause, self.cause, &|value| {
+            let message = || format!("cause must be one of {}", Cause::ALL.map(Cause::name).join(", "));
+            Cause::named(value).map(drop).ok_or_else(|| ApiError::bad("cause", message()))
+        })?;
         add(Field::TraceId, self.trace_id.map(|id| id.to_ascii_lowercase()), &|value| {
             let message = "a trace id has 32 hexadecimal digits";
             trace_id(value).map(drop).ok_or_else(|| ApiError::bad("traceId", message))
@@ -242,7 +249,7 @@ fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Resu
         Layer::Tenant => Field::Tenant,
         _ => Field::Ip,
     };
-    if value.starts_with('#') {
+    if is_redacted(value) {
         return Ok(Filter { field, values: vec![value.to_owned()] });
     }
     let shown = match field {
@@ -252,8 +259,10 @@ fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Resu
         }
         _ => value.to_owned(),
     };
-    let digest = policy.key().redact(&shown);
-    Ok(Filter { field, values: vec![shown, digest] })
+    // Refused logins name an account by its normal form.
+    let account = (field == Field::UserId).then(|| canonical_account(&shown)).filter(|account| *account != shown);
+    let names = std::iter::once(shown).chain(account);
+    Ok(Filter { field, values: names.flat_map(|name| [policy.key().redact(&name), name]).collect() })
 }
 
 fn empty(name: &'static str) -> ApiError {

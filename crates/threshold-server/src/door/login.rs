@@ -11,10 +11,12 @@ use http::{HeaderValue, StatusCode};
 use threshold_limiter::LoginError;
 use threshold_limiter::api::{self, AttemptAnswer, AttemptBody, ErrorBody, ResultAnswer, ResultBody};
 
+use super::forward_auth::traced;
 use super::json_body::JsonBody;
 use super::openapi::{Operation, Schemas, json_content};
 use super::routes::{Route, post};
 use super::{ApiError, App, json};
+use crate::desk::new_trace;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![post("/v1/login/attempt", attempt, describe_attempt), post("/v1/login/result", result, describe_result)]
@@ -41,13 +43,14 @@ fn describe_result(schemas: &mut Schemas) -> Operation {
 
 async fn attempt(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = AttemptBody::read(&body)?;
-    let answer = AttemptAnswer::from(app.desk.login_attempt(&body.request()).await?);
+    let trace = new_trace();
+    let answer = AttemptAnswer::from(app.desk.login_attempt(&body.request(), trace).await?);
     let status = if answer.status() == 200 { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut response = json(status, &answer);
     if let Some(wait) = answer.retry_after() {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait));
     }
-    Ok(response)
+    Ok(traced(response, trace))
 }
 
 async fn result(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {

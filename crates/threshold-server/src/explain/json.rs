@@ -64,7 +64,7 @@ pub(crate) fn live_json(
 fn penalties_json(causes: &[PenaltyCause], decision: &Decision) -> Vec<Value> {
     // The penalty was found by the decision, but not by the lookup afterwards. It is shown rather than left out.
     if causes.is_empty() {
-        let penalty = decision.penalty.map(|layer: Layer| {
+        let penalty = decision.penalty_layer().map(|layer: Layer| {
             let until = decision.ready_at.map(Timestamp::secs_ceil);
             json!({"layer": layer.name(), "verdict": decision.verdict.name(), "until": until, "reason": null, "id": null})
         });

@@ -159,7 +159,7 @@ impl<'p> Rehearsal<'p> {
         let by_user = facts.user.is_some();
         let per = rule.and_then(|rule| self.policy.rules().get(rule)).map(|rule| rule.per.as_slice());
         let counts_by = |wanted: &Per| per.is_some_and(|per| per.contains(wanted));
-        let layer = if rule.is_none() { decision.penalty } else { None };
+        let layer = if rule.is_none() { decision.penalty_layer() } else { None };
         let kind = if by_user && (counts_by(&Per::User) || layer == Some(Layer::User) || verdict == Verdict::Slow) {
             Kind::User
         } else if facts.tenant.is_some() && (counts_by(&Per::Tenant) || layer == Some(Layer::Tenant)) {

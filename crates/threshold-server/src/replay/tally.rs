@@ -335,8 +335,8 @@ impl Tally {
 
     fn count_penalty(&mut self, decision: Option<&Decision>, verdict: Verdict) {
         let layer = match decision {
-            Some(decision) if verdict == Verdict::Slow => decision.penalty.or(Some(Layer::User)),
-            Some(decision) => decision.penalty,
+            Some(decision) if verdict == Verdict::Slow => decision.penalty_layer().or(Some(Layer::User)),
+            Some(decision) => decision.penalty_layer(),
             None => None,
         };
         // Without a layer it was a list of the policy, which has the last place.

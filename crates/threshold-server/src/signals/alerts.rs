@@ -55,8 +55,12 @@ struct Total {
 impl AlertBook {
     /// Counts an event.
     ///
-    /// An event that is reported late counts at its own time, unless that is no longer judged; one from the future counts now.
+    /// An event that is reported late counts at its own time, unless that is no longer judged; one from the future counts now. A denial
+    /// for which the caller is not to blame, by an operator, a list or an outage, does not count.
     pub(crate) fn add(&mut self, event: &Event, now: Timestamp) {
+        if event.blocked && !event.blames_caller() {
+            return;
+        }
         let at = event.at.min(now);
         let is_user_ban =
             || event.user_id.is_some() && event.strike.as_ref().is_some_and(|it| it.banned_until.is_some());

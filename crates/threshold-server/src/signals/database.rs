@@ -89,6 +89,7 @@ pub(crate) enum Field {
     Ip,
     Rule,
     Verdict,
+    Cause,
     Subject,
     TraceId,
 }
@@ -105,6 +106,8 @@ impl Field {
             Self::Rule => "rule",
             Self::Verdict => "verdict",
             Self::Subject => "subject",
+            // No column: a file from before has none.
+            Self::Cause => "event ->> 'cause'",
             // As in the index.
             Self::TraceId => "event ->> 'traceId'",
         }

@@ -57,7 +57,7 @@ pub(crate) struct Stats {
     tenant_blocks: u64,
     user_blocks: u64,
     endpoint_blocks: u64,
-    /// Requests that a list, an operator's ban or a rule of the layer `global` denied.
+    /// Requests that a list, an operator's ban, a pause, an outage of the store or a rule of the layer `global` denied.
     other_blocks: u64,
     /// Requests that were allowed with a warning.
     warnings_issued: u64,
@@ -267,7 +267,7 @@ struct Sums {
 impl Sums {
     fn add(&mut self, event: &Event) {
         let [edge, tenant, user, endpoint, other] = &mut self.blocks;
-        let sum = match event.layer {
+        let sum = match event.layer.filter(|_| event.blames_caller()) {
             _ if !event.blocked => &mut self.warnings,
             Some(Layer::Edge) => edge,
             Some(Layer::Tenant) => tenant,
@@ -323,6 +323,13 @@ mod tests {
             (json!({"layer": "endpoint", "endpoint": "GET:/a", "userId": "u2"}), 3),
             (json!({"layer": "global"}), 3),
             (json!({"userId": "u3"}), 3),
+            (json!({"layer": "edge", "cause": "login", "count": 2}), 3),
+            (json!({"layer": "user", "cause": "ladder", "count": 3}), 3),
+            // What no caller has brought about.
+            (json!({"layer": "user", "cause": "ban"}), 3),
+            (json!({"layer": "edge", "cause": "pause"}), 3),
+            (json!({"layer": "tenant", "cause": "outage"}), 3),
+            (json!({"cause": "list"}), 3),
             // A warning stops nobody.
             (json!({"layer": "user", "blocked": false, "verdict": "warn", "userId": "u9", "count": 4}), 3),
             (json!({"layer": "user", "blocked": false, "verdict": "allow", "userId": "u9"}), 3),
@@ -330,7 +337,7 @@ mod tests {
             tops.add(&event(&fields, at(second)), at(4));
         }
         let expected = json!({
-            "edgeBlocks": 7, "tenantBlocks": 2, "userBlocks": 1, "endpointBlocks": 1, "otherBlocks": 2,
+            "edgeBlocks": 9, "tenantBlocks": 2, "userBlocks": 4, "endpointBlocks": 1, "otherBlocks": 6,
             "warningsIssued": 4, "shadowBansActive": 0, "bansActive": 0,
             "topBlockedTenants": [{"tenant": "acme", "blocks": 3, "error": 0}],
             "topBlockedEndpoints": [{"endpoint": "GET:/a", "blocks": 2, "error": 0}],
@@ -347,7 +354,7 @@ mod tests {
         tops.forget(Kind::User, "u1");
         let after = stats(&tops, Period::Day, at(4));
         assert_eq!(after["topBlockedIps"], json!([{"ip": "b", "blocks": 2, "error": 0}]));
-        assert_eq!((&after["edgeBlocks"], after["topBlockedUsers"].as_array().unwrap().len()), (&json!(7), 2));
+        assert_eq!((&after["edgeBlocks"], after["topBlockedUsers"].as_array().unwrap().len()), (&json!(9), 2));
     }
 
     #[test]

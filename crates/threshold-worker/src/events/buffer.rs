@@ -14,7 +14,7 @@ const GRACE: Span = Span::from_secs(2);
 /// The events that wait.
 ///
 /// Equal ones are one event with their number. Those of callers beyond the bound are counted together without names, one event for
-/// each layer and verdict, so that sums stay exact.
+/// each layer, verdict and cause, so that sums stay exact.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
     named: Vec<Event>,
@@ -38,7 +38,7 @@ impl Buffer {
         let event = event.without_names();
         match self.unnamed.iter_mut().find(|own| own.is_alike(&event)) {
             Some(own) => own.merge(&event),
-            // There are six layers, with none, and four verdicts.
+            // There are six layers and eight causes, with none, and four verdicts.
             None => self.unnamed.push(event),
         }
     }

@@ -8,7 +8,7 @@ use crate::codec::{BytesError, Reader, Writer};
 use crate::key::Digest;
 use crate::ladder::{Ladder, Penalty, Rung, StrikeMode};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
-use crate::settle::{Escalation, Outcome, Settled};
+use crate::settle::{Escalation, Exception, Outcome, Settled};
 use crate::time::Timestamp;
 
 /// The largest number of rungs of a ladder on a bill. Policies have a handful.
@@ -194,13 +194,32 @@ impl Field for Box<Outcome> {
 
 impl Field for Settled {
     fn write(&self, out: &mut Writer) {
-        let Self { at, look, mark, lifted } = self;
-        let fields: [&dyn Field; 4] = [at, look, mark, lifted];
+        let Self { at, look, mark, exception } = self;
+        let fields: [&dyn Field; 4] = [at, look, mark, exception];
         fields.into_iter().for_each(|field| field.write(out));
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
-        Ok(Self { at: take(from)?, look: take(from)?, mark: take(from)?, lifted: take(from)? })
+        Ok(Self { at: take(from)?, look: take(from)?, mark: take(from)?, exception: take(from)? })
+    }
+}
+
+impl Field for Exception {
+    fn write(&self, out: &mut Writer) {
+        out.byte(match self {
+            Self::None => 0,
+            Self::Lifted => 1,
+            Self::Blocked => 2,
+        });
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        match from.byte()? {
+            0 => Ok(Self::None),
+            1 => Ok(Self::Lifted),
+            2 => Ok(Self::Blocked),
+            _ => Err(WRONG_OUTCOME),
+        }
     }
 }
 

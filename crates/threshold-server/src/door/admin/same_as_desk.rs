@@ -5,7 +5,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Owner};
-use threshold_core::{Digest, Facts, Span};
+use threshold_core::{Digest, Facts, Span, TraceId};
 use threshold_limiter::journal::{Journal, Row};
 use threshold_limiter::{Attempted, LoginRequest};
 
@@ -96,7 +96,9 @@ async fn prepare(desk: &Desk) {
         let _ = desk.decide(&policy, Verb::Check, &facts).await.unwrap();
     }
     let request = LoginRequest { account: Some("ada"), ip: "203.0.113.7".parse().ok(), ..LoginRequest::default() };
-    let Attempted::Allowed(attempt) = desk.login_attempt(&request).await.unwrap() else { panic!("it was refused") };
+    let Attempted::Allowed(attempt) = desk.login_attempt(&request, TraceId::default()).await.unwrap() else {
+        panic!("it was refused")
+    };
     let _ = desk.login_result(&attempt, false).await.unwrap().unwrap();
 }
 

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde_json::{Value, json};
+use threshold_core::decision::Cause;
 
 use super::{ErasedBody, MAX_PAGE, ReportedBody, VERDICTS, stream};
 use crate::door::admin::{change, operator_call};
@@ -48,6 +49,15 @@ struct EventBody {
     shadow_until: Option<u64>,
     #[schemars(range(max = 9_007_199_254_740_u64))]
     banned_until: Option<u64>,
+    /// Why the request was denied.
+    #[schemars(extend("enum" = ["limit", "ban", "ladder", "pause", "list", "outage", "login", null]))]
+    cause: Option<String>,
+    /// When the ban, the penalty, the pause or the lock ends that denied.
+    #[schemars(range(max = 9_007_199_254_740_u64))]
+    until: Option<u64>,
+    /// Why the decision was made without the store, or with less than it needs from it.
+    #[schemars(extend("enum" = ["store_timeout", "store_error", "store_full", "too_many_rules", "journal", "shared_budget", null]))]
+    degraded: Option<String>,
     #[schemars(regex(pattern = "^[0-9a-fA-F]{32}$"))]
     trace_id: Option<String>,
     /// The limits that the request met.
@@ -93,6 +103,7 @@ pub(super) fn list(schemas: &mut Schemas) -> Operation {
     let whole = json!({"type": "integer", "minimum": 0, "maximum": u64::MAX});
     let layers = json!({"type": "string", "enum": ["global", "edge", "ip", "tenant", "user", "endpoint"]});
     let verdicts = json!({"type": "string", "enum": VERDICTS});
+    let causes = json!({"type": "string", "enum": Cause::ALL.map(Cause::name)});
     let limit = json!({"type": "integer", "minimum": 1, "maximum": MAX_PAGE});
     let trace = json!({"type": "string", "pattern": "^[0-9a-fA-F]{32}$"});
     let after = "The events that arrived after the one with this number; the newest if left out";
@@ -104,6 +115,7 @@ pub(super) fn list(schemas: &mut Schemas) -> Operation {
         .parameter(parameter("layer", "", &layers))
         .parameter(parameter("blocked", "", &json!({"type": "boolean"})))
         .parameter(parameter("verdict", "", &verdicts))
+        .parameter(parameter("cause", "", &causes))
         .parameter(parameter("traceId", "", &trace))
         .parameter(text("tenant"))
         .parameter(text("userId"))

@@ -13,6 +13,7 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 use threshold_core::event::{Event, EventId, MAX_BATCH};
+use threshold_core::key::is_redacted;
 use threshold_core::path::normalize_method;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Facts, Timestamp};
@@ -263,7 +264,7 @@ fn hide_names(event: &mut Event, policy: &Policy) {
     hide(&mut event.tenant, identity.secret_tenant, policy);
     if let Some(strike) = event.strike.as_mut().filter(|_| hides || identity.hides_users()) {
         let parts = strike.subject.split(',').map(|part| match part.split_once('=') {
-            Some((per, value)) if !value.starts_with('#') && (per != "tenant" || identity.secret_tenant) => {
+            Some((per, value)) if !is_redacted(value) && (per != "tenant" || identity.secret_tenant) => {
                 format!("{per}={}", policy.key().redact(value))
             }
             _ => part.to_owned(),
@@ -273,7 +274,7 @@ fn hide_names(event: &mut Event, policy: &Policy) {
 }
 
 fn hide(name: &mut Option<Box<str>>, hides: bool, policy: &Policy) {
-    if let Some(shown) = name.as_deref().filter(|name| hides && !name.starts_with('#')) {
+    if let Some(shown) = name.as_deref().filter(|name| hides && !is_redacted(name)) {
         *name = Some(policy.key().redact(shown).into());
     }
 }
@@ -364,5 +365,25 @@ mod tests {
             assert!(error.body.message().starts_with(message), "{:?}", error.body);
         }
         assert!(report(" \n ").unwrap_err().body.message().contains("no events"));
+    }
+
+    /// Woken by taking every name that begins with `#` for a digest.
+    #[test]
+    fn a_name_that_only_begins_like_a_digest_is_hidden() {
+        let policy = Policy::parse("", &|_| None).unwrap();
+        let hidden = |name: &str| {
+            let body = format!(
+                r##"[{{"id":"00000000-0000-4000-8000-000000000000","at":1767225600000,"blocked":true,"userId":"{name}","ip":"{name}",
+                "subject":"user={name}","strikes":1}}]"##
+            );
+            let event = read(body.as_bytes(), &policy, START).unwrap().events.pop().unwrap();
+            [event.user_id.unwrap(), event.ip.unwrap(), event.strike.unwrap().subject]
+        };
+        for name in ["#ada", "#0123456789abcde", "#0123456789ABCDEF", "#0123456789abcdef0"] {
+            let shown = hidden(name);
+            assert!(shown.iter().all(|shown| !shown.contains(name)), "{shown:?}");
+        }
+        let digest = "#0123456789abcdef";
+        assert_eq!(hidden(digest), [digest, digest, "user=#0123456789abcdef"].map(Box::<str>::from));
     }
 }

@@ -105,6 +105,31 @@ fn each_alert_counts_its_own_events() {
     }
 }
 
+/// Refused logins and penalties of ladders are attacks. What an operator, a list or an outage stops is none.
+///
+/// Woken by leaving out the first condition of `add`.
+#[test]
+fn only_denials_that_the_caller_has_brought_about_count() {
+    let alerts =
+        AlertOn::ALL.map(|on| format!("{} = {{ per = 'min', warning = 1, critical = 9 }}", on.name())).join("\n");
+    let policy = policy(&alerts);
+    for (cause, expect) in [
+        ("limit", vec!["edge_blocks", "ip_blocks"]),
+        ("login", vec!["edge_blocks", "ip_blocks"]),
+        ("ladder", vec!["edge_blocks", "ip_blocks"]),
+        ("ban", vec![]),
+        ("pause", vec![]),
+        ("list", vec![]),
+        ("outage", vec![]),
+    ] {
+        let mut book = AlertBook::default();
+        let fields = format!(r#","layer":"edge","cause":"{cause}"{}"#, by("203.0.113.7", 1));
+        book.add(&event(0, &fields), at(0));
+        let names: Vec<_> = book.judge(&policy, at(0)).iter().map(|notice| notice.on.name()).collect();
+        assert_eq!(names, expect, "{cause}");
+    }
+}
+
 /// Times of reported events are chosen by others.
 #[test]
 fn reported_events_count_late_or_from_the_future_but_not_when_too_old() {

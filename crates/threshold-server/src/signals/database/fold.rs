@@ -58,7 +58,7 @@ impl Folder {
             let event = stripped;
             match nameless.iter_mut().find(|(own, at)| *at == minute && own.is_alike(&event)) {
                 Some((own, _)) => own.merge(&event),
-                // There are six layers, with none, five verdicts, and 61 minutes.
+                // There are six layers and eight causes, with none, five verdicts, and 61 minutes.
                 None => nameless.push((event, minute)),
             }
         }
@@ -105,6 +105,7 @@ impl Merged {
             strike,
             event.verdict.name(),
             event.layer.map(threshold_core::policy::Layer::name),
+            event.cause,
         ))
     }
 }
