@@ -118,7 +118,10 @@ pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<Report> {
     let text = match events {
         events if args.json => format!("{:#}\n", Value::from(events)),
         [] => why::NOT_FOUND.to_owned(),
-        events => events.iter().map(why::describe).collect::<Vec<_>>().join("\n"),
+        events => {
+            let now = jiff::Timestamp::now();
+            events.iter().map(|event| why::describe(event, now)).collect::<Vec<_>>().join("\n")
+        }
     };
     Ok(Report { text, code })
 }

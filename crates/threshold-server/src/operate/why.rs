@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 use threshold_core::Span;
+use threshold_core::key::is_redacted;
 
 use super::subject::shell_word;
 use super::{columns, moment, shown};
@@ -15,15 +16,18 @@ The request was allowed (denials, warnings and strikes are recorded, others with
 second), or its event was deleted (--events-keep, --events-size) or is on another server.
 ";
 
-/// Describes an event.
-pub(super) fn describe(event: &Value) -> String {
+/// Describes an event, as it looks at `now`.
+pub(super) fn describe(event: &Value, now: jiff::Timestamp) -> String {
     let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
     let mut text = format!("{}\n{}, trace {}\n\n", caller(event), millis(field("at")), shown(field("traceId")));
     let count = field("count").as_u64().unwrap_or(1);
     if count > 1 {
         let _ = writeln!(text, "The first of {count} equal decisions, which are recorded together.");
     }
-    let _ = writeln!(text, "{}", decided(event));
+    let _ = writeln!(text, "{}", decided(event, now));
+    if let Some(degraded) = degraded(event) {
+        let _ = writeln!(text, "{degraded}");
+    }
     let limits = items(field("limits"));
     if !limits.is_empty() {
         text.push_str("\nIts limits at that moment:\n\n");
@@ -37,12 +41,13 @@ pub(super) fn describe(event: &Value) -> String {
         let _ = write!(text, "\nStrike {strikes} of {}.", shown(field("subject")));
         for (name, state) in [("shadowUntil", "shadow banned"), ("bannedUntil", "banned")] {
             if !field(name).is_null() {
-                let _ = write!(text, " It is {state} until {}.", millis(field(name)));
+                let is = if is_ahead(field(name), now) { "is" } else { "was" };
+                let _ = write!(text, " It {is} {state} until {}.", millis(field(name)));
             }
         }
         text.push('\n');
     }
-    let _ = writeln!(text, "\n{}", remedy(event));
+    let _ = writeln!(text, "\n{}", remedy(event, now));
     text
 }
 
@@ -57,7 +62,7 @@ fn caller(event: &Value) -> String {
     if known.is_empty() { "a caller without a name".to_owned() } else { known.join(", ") }
 }
 
-fn decided(event: &Value) -> String {
+fn decided(event: &Value, now: jiff::Timestamp) -> String {
     let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
     let (rule, layer, verdict) = (field("rule"), shown(field("layer")), field("verdict").as_str().unwrap_or_default());
     if field("blocked") != &Value::Bool(true) {
@@ -68,20 +73,73 @@ fn decided(event: &Value) -> String {
             _ => format!("It was let through, and struck{by}."),
         };
     }
-    match (rule.is_null(), field("layer").is_null()) {
-        (false, _) if verdict == "ban" => {
-            format!("It was denied, and its subject banned, by the rule {} (layer {layer}).", shown(rule))
+    let end = end(field("until"), now);
+    match (field("cause").as_str(), verdict) {
+        (Some("ban"), _) => format!("It was denied by an operator's ban (layer {layer}), {end}."),
+        (Some("ladder"), "ban") => {
+            format!("It was denied by a ladder's ban (layer {layer}), which earlier strikes had brought, {end}.")
         }
-        (false, _) => format!("It was denied by the rule {} (layer {layer}).", shown(rule)),
-        (true, false) => {
-            format!("It was denied by a ban, a pause or a cool-down on the layer {layer}, whatever its limits were.")
+        (Some("ladder"), _) => {
+            format!("It was denied by a ladder's cool-down (layer {layer}), which earlier strikes had brought, {end}.")
         }
-        (true, true) => "It was denied by a list of the policy, or by a ban.".to_owned(),
+        (Some("pause"), _) => format!("It was denied by a pause of the layer {layer}, {end}."),
+        (Some("list"), _) => "It was denied by a deny list of the policy.".to_owned(),
+        (Some("outage"), _) => outage(event),
+        (Some("login"), _) if layer == "edge" => {
+            format!("The login was refused: its address had made too many attempts, {end}.")
+        }
+        (Some("login"), _) if field("until").is_null() => {
+            "The login was refused: its account was locked by too many failures, without an end.".to_owned()
+        }
+        (Some("login"), _) => format!("The login was refused: its account was locked, {end}."),
+        _ if rule.is_null() => "It was denied. Its event does not say by what.".to_owned(),
+        (_, "ban") => format!("It was denied, and its subject banned, by the rule {} (layer {layer}).", shown(rule)),
+        _ => format!("It was denied by the rule {} (layer {layer}).", shown(rule)),
+    }
+}
+
+/// Returns why an outage denied a request.
+fn outage(event: &Value) -> String {
+    let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
+    let what = match field("degraded").as_str() {
+        Some("store_full") => "The store had no room for another key, and then a request is denied".to_owned(),
+        reason => {
+            let rule = field("rule");
+            let rule = if rule.is_null() { "its policy".to_owned() } else { format!("the rule {}", shown(rule)) };
+            let failed = if reason == Some("store_timeout") { "did not answer in time" } else { "could not answer" };
+            format!("The store {failed}, and {rule} denies then (on_store_error)")
+        }
+    };
+    format!("{what}. The caller did nothing wrong.")
+}
+
+/// Returns how a decision that was not denied by an outage was degraded.
+fn degraded(event: &Value) -> Option<&'static str> {
+    let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
+    match (field("cause").as_str(), field("degraded").as_str()?) {
+        (Some("outage"), _) => None,
+        (_, "shared_budget") => {
+            Some("The store had no room for a new key, so it was counted by a budget that many callers share.")
+        }
+        (Some("limit") | None, "store_timeout" | "store_error") if !items(field("limits")).is_empty() => {
+            Some("The store did not answer: this node decided by its own share of each limit.")
+        }
+        (None, "store_timeout" | "store_error") => Some("The store did not answer, and its rules allow requests then."),
+        _ => None,
+    }
+}
+
+/// Returns when something ends, or has ended.
+fn end(until: &Value, now: jiff::Timestamp) -> String {
+    match until {
+        Value::Null => "without an end".to_owned(),
+        until if is_ahead(until, now) => format!("until {}", millis(until)),
+        until => format!("which ended at {}", millis(until)),
     }
 }
 
 /// Returns what the caller, or an operator for it, can do.
-fn remedy(event: &Value) -> String {
+fn remedy(event: &Value, now: jiff::Timestamp) -> String {
     let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
     if field("blocked") != &Value::Bool(true) {
         return "It had to do nothing.".to_owned();
@@ -91,23 +149,58 @@ fn remedy(event: &Value) -> String {
         Some("tenant") => ("tenant", field("tenant")),
         _ => ("edge", field("ip")),
     };
-    // Quoted for a shell, because an operator copies it. A digest cannot be looked up.
-    let name = match name.as_str().filter(|name| !name.starts_with('#')) {
-        Some(_) => shell_word(name),
-        None => "NAME".to_owned(),
-    };
-    let look = format!("threshold subject {layer} {name}");
-    if !field("bannedUntil").is_null() || field("rule").is_null() {
+    let look = format!("threshold subject {layer} {}", named(name));
+    match field("cause").as_str() {
+        Some("ban") => return format!("{look}\n    shows the ban's id and reason, and how to lift it."),
+        Some("list") => return list_remedy(event),
+        Some("outage") => return "threshold health --ready\n    shows whether the store answers now.".to_owned(),
+        Some("login") if layer == "user" => {
+            let look = format!("threshold subject account {}", named(name));
+            return format!("{look}\n    shows its failures and its lock; --forgive unlocks it.");
+        }
+        Some("login") => return "Other addresses can log in to the same account.".to_owned(),
+        _ => {}
+    }
+    let is_penalty = matches!(field("cause").as_str(), Some("ladder" | "pause"));
+    if is_penalty || !field("bannedUntil").is_null() || field("rule").is_null() {
         return format!("{look}\n    shows its bans and penalties, and how to lift them.");
     }
     let own = items(field("limits")).iter().find(|limit| limit.get("rule") == Some(field("rule")));
     let figure = |name: &str| own.and_then(|limit| limit.get(name)).filter(|value| !value.is_null());
     let wait = match (figure("retryAfter"), figure("resetAt")) {
-        (Some(wait), Some(at)) => format!("The same request fitted after {} s, at {}.", shown(wait), moment(at)),
+        (Some(wait), Some(at)) => {
+            let is_ahead = at.as_i64().is_some_and(|at| at > now.as_second());
+            let fits = if is_ahead { "fits" } else { "fitted" };
+            format!("The same request {fits} after {} s, at {}.", shown(wait), moment(at))
+        }
         _ if own.is_some() => "The same request never fits: its cost is more than the limit.".to_owned(),
         _ => "Its event has no figures.".to_owned(),
     };
     format!("{wait}\n{look}\n    shows its state now; --forgive gives back what it has used.")
+}
+
+/// Returns the commands that show which entry of a list names the caller. The event does not say whether it is its user, its tenant or
+/// its address.
+fn list_remedy(event: &Value) -> String {
+    let names = [("user", "userId"), ("tenant", "tenant"), ("edge", "ip")];
+    let known = names.iter().filter_map(|(layer, field)| {
+        let name = event.get(*field).filter(|name| !name.is_null())?;
+        Some(format!("threshold subject {layer} {}\n", named(name)))
+    });
+    format!("{}    shows the entry.", known.collect::<String>())
+}
+
+/// Returns a name for a command, quoted for a shell, because an operator copies it. A digest cannot be looked up.
+fn named(name: &Value) -> String {
+    match name.as_str().filter(|name| !is_redacted(name)) {
+        Some(_) => shell_word(name),
+        None => "NAME".to_owned(),
+    }
+}
+
+/// Returns whether a time in milliseconds is still to come.
+fn is_ahead(at: &Value, now: jiff::Timestamp) -> bool {
+    at.as_i64().is_some_and(|at| at > now.as_millisecond())
 }
 
 fn limit_row(limit: &Value) -> Vec<String> {

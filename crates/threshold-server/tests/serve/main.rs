@@ -53,3 +53,4 @@ mod stopped;
 mod tenants;
 mod terminal;
 mod tokens;
+mod why;
