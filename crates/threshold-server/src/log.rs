@@ -28,12 +28,7 @@ const MAX_PER_SECOND: u32 = 10;
 /// Starts logging to standard error, through a queue. `THRESHOLD_LOG` has the levels: `warn`, or
 /// `info,threshold::reload=debug`. The returned guard waits for the last lines when it is dropped.
 pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
-    // An empty variable counts as unset: a deployment file often sets one to nothing in order to leave it out.
-    let wanted = std::env::var("THRESHOLD_LOG").ok().filter(|text| !text.trim().is_empty());
-    let targets: Targets = match wanted {
-        None => Targets::new().with_default(tracing::Level::INFO),
-        Some(text) => parse_targets(&text)?,
-    };
+    let targets = targets()?;
     let (queue, flush) = Queue::to_stderr()?;
     let registry = tracing_subscriber::registry().with(targets);
     match form {
@@ -50,6 +45,20 @@ pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
         tracing::error!(location, panic = panic.payload_as_str().unwrap_or("no message"), "panic");
     }));
     Ok(flush)
+}
+
+/// Checks `THRESHOLD_LOG`, and logs nothing.
+pub(crate) fn check() -> anyhow::Result<()> {
+    targets().map(drop)
+}
+
+fn targets() -> anyhow::Result<Targets> {
+    // An empty variable counts as unset: a deployment file often sets one to nothing in order to leave it out.
+    let wanted = std::env::var_os("THRESHOLD_LOG").map(|text| text.to_string_lossy().into_owned());
+    match wanted.filter(|text| !text.trim().is_empty()) {
+        None => Ok(Targets::new().with_default(tracing::Level::INFO)),
+        Some(text) => parse_targets(&text),
+    }
 }
 
 /// Parses `THRESHOLD_LOG`. tracing takes a misspelled level for the name of a module, and would then log nothing else: it is

@@ -101,6 +101,11 @@ fn print(text: &str) {
     let _ = out.write_all(printable_lines(text).as_bytes()).and_then(|()| out.flush());
 }
 
+/// Prints to standard error, as [`print`] does.
+fn print_to_stderr(text: &str) {
+    let _ = std::io::stderr().write_all(printable_lines(text).as_bytes());
+}
+
 /// Prints an error to standard error, with control characters escaped.
 fn print_error(text: &str) {
     // Standard error may be closed as well (`2>&1 | head`), and `eprintln!` would panic.

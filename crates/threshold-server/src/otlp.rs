@@ -38,12 +38,23 @@ impl Telemetry {
     ///
     /// From here on spans are queued, so it is called once, before the limiter is built.
     pub(crate) fn from_environment() -> anyhow::Result<Option<Self>> {
-        let Some(settings) = Settings::read(&|name| std::env::var(name).ok())? else { return Ok(None) };
+        let Some(settings) = Self::settings()? else { return Ok(None) };
         let queue = Arc::<SpanQueue>::default();
         if settings.traces.is_some() {
             let _ = SPANS.set(Arc::new(Spans::new(settings.sampler, Arc::clone(&queue))));
         }
         Ok(Some(Self { settings, queue }))
+    }
+
+    /// Checks the variables, and exports nothing.
+    pub(crate) fn check_environment() -> anyhow::Result<()> {
+        let Some(settings) = Self::settings()? else { return Ok(()) };
+        [settings.traces, settings.metrics].iter().flatten().try_for_each(|target| target.agent().map(drop))
+    }
+
+    fn settings() -> anyhow::Result<Option<Settings>> {
+        // One that is no text cannot be right, and must not count as unset.
+        Settings::read(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
     /// Starts the thread that exports.

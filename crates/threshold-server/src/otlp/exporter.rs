@@ -1,14 +1,17 @@
 //! The thread that posts spans and metrics to the collector.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use http::header::CONTENT_TYPE;
-use http::{HeaderName, HeaderValue, Request, StatusCode};
+use flate2::write::GzEncoder;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use http::{Request, StatusCode};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
@@ -19,7 +22,7 @@ use prost::Message as _;
 use ureq::Agent;
 
 use super::queue::{BATCH, SpanQueue, Taken};
-use super::settings::Settings;
+use super::settings::{Compression, Settings, Target};
 use super::spans::{Record, nanos, text};
 use super::{STOP_WAIT, metrics};
 use crate::operate::api_agent;
@@ -27,6 +30,8 @@ use crate::operate::api_agent;
 /// The pauses between two attempts while the collector does not accept spans.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The longest pause that a collector can ask for by `Retry-After`.
+const LONGEST_ASKED: Duration = Duration::from_secs(300);
 /// The most of a collector's answer that is read, so that its connection can be used again.
 const MAX_ANSWER: u64 = 64 << 10;
 
@@ -44,11 +49,8 @@ impl Exporter {
         queue: Arc<SpanQueue>,
         metrics: Box<dyn Fn() -> String + Send>,
     ) -> anyhow::Result<Self> {
-        let urls = [&settings.traces, &settings.metrics];
-        let is_https = urls.into_iter().flatten().any(|url| url.starts_with("https://"));
-        let agent = api_agent(is_https, settings.certificate.as_deref(), settings.timeout)?;
         let (end, ended) = channel::<()>();
-        let mut work = Work::new(settings, agent, Arc::clone(&queue), metrics);
+        let mut work = Work::new(settings, Arc::clone(&queue), metrics)?;
         let run = move || {
             work.run();
             drop(end);
@@ -72,8 +74,6 @@ impl Exporter {
 
 /// What the thread owns.
 struct Work {
-    agent: Agent,
-    headers: Vec<(HeaderName, HeaderValue)>,
     queue: Arc<SpanQueue>,
     resource: Resource,
     spans: Option<Line>,
@@ -88,7 +88,8 @@ struct Work {
 /// One kind of messages, and how their export goes.
 struct Line {
     kind: &'static str,
-    url: String,
+    target: Target,
+    agent: Agent,
     is_failing: bool,
     /// Spans that were lost since the last report.
     lost: u64,
@@ -98,28 +99,27 @@ struct Line {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Accepted,
-    /// The same message may be accepted later.
-    Later,
+    /// The same message may be accepted later: not before this time has passed, if the collector says so.
+    Later(Option<Duration>),
     /// It never will be.
     Refused,
 }
 
 impl Work {
-    fn new(settings: Settings, agent: Agent, queue: Arc<SpanQueue>, metrics: Box<dyn Fn() -> String + Send>) -> Self {
-        let line = |kind, url| Line { kind, url, is_failing: false, lost: 0 };
+    fn new(settings: Settings, queue: Arc<SpanQueue>, metrics: Box<dyn Fn() -> String + Send>) -> anyhow::Result<Self> {
         let attributes = settings.resource.iter().map(|(key, value)| text(key, value)).collect();
-        Self {
-            agent,
-            headers: settings.headers,
+        let spans = settings.traces.map(|target| Line::new("spans", target)).transpose()?;
+        let metric_line = settings.metrics.map(|target| Line::new("metrics", target)).transpose()?;
+        Ok(Self {
             queue,
             resource: Resource { attributes, ..Resource::default() },
-            spans: settings.traces.map(|url| line("spans", url)),
+            spans,
             unsent: VecDeque::new(),
             span_delay: settings.span_delay,
-            metrics: settings.metrics.map(|url| (line("metrics", url), metrics)),
+            metrics: metric_line.map(|line| (line, metrics)),
             metric_interval: settings.metric_interval,
             started: SystemTime::now(),
-        }
+        })
     }
 
     fn run(&mut self) {
@@ -131,13 +131,14 @@ impl Work {
             self.queue.wait(spans_at.min(metrics_at), enough);
             let is_stopping = self.queue.take(0).is_stopping;
             if is_stopping || Instant::now() >= spans_at || enough == BATCH {
-                let all_sent = self.export_spans();
-                spans_at = after(if all_sent { self.span_delay } else { pause });
-                pause = if all_sent { FIRST_PAUSE } else { pause.saturating_mul(2).min(LONGEST_PAUSE) };
+                let sent = self.export_spans();
+                spans_at = after(sent.pause(pause).unwrap_or(self.span_delay));
+                let is_later = matches!(sent, Sent::Later(_));
+                pause = if is_later { pause.saturating_mul(2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
             }
             if is_stopping || Instant::now() >= metrics_at {
-                self.export_metrics();
-                metrics_at = after(self.metric_interval);
+                let sent = self.export_metrics();
+                metrics_at = after(sent.pause(self.metric_interval).unwrap_or(self.metric_interval));
             }
             if is_stopping {
                 return;
@@ -145,22 +146,22 @@ impl Work {
         }
     }
 
-    /// Exports the spans that wait. Returns whether the collector accepted them.
-    fn export_spans(&mut self) -> bool {
-        let Some(line) = &mut self.spans else { return true };
+    /// Exports the spans that wait, until the collector accepts no more.
+    fn export_spans(&mut self) -> Sent {
+        let Some(line) = &mut self.spans else { return Sent::Accepted };
         loop {
             if self.unsent.is_empty() {
                 let Taken { spans, lost, .. } = self.queue.take(BATCH);
                 line.lost = line.lost.saturating_add(lost);
                 if spans.is_empty() {
-                    return true;
+                    return Sent::Accepted;
                 }
                 let count = spans.len();
                 self.unsent.push_back((trace_message(&self.resource, spans), count));
             }
-            let Some((message, count)) = self.unsent.front() else { return true };
-            match line.post(&self.agent, &self.headers, message) {
-                Sent::Later => return false,
+            let Some((message, count)) = self.unsent.front() else { return Sent::Accepted };
+            match line.post(message) {
+                later @ Sent::Later(_) => return later,
                 Sent::Refused => line.lost = line.lost.saturating_add(u64::try_from(*count).unwrap_or(u64::MAX)),
                 Sent::Accepted => {}
             }
@@ -169,27 +170,43 @@ impl Work {
     }
 
     /// Exports all metrics. A failure needs no repetition: the next export has the sums of this one.
-    fn export_metrics(&mut self) {
-        let Some((line, metrics)) = &mut self.metrics else { return };
+    fn export_metrics(&mut self) -> Sent {
+        let Some((line, metrics)) = &mut self.metrics else { return Sent::Accepted };
         let since = |time: SystemTime| nanos(time.duration_since(UNIX_EPOCH).unwrap_or_default());
         let metrics = metrics::from_text(&metrics(), since(self.started), since(SystemTime::now()));
         let scope_metrics = vec![ScopeMetrics { scope: Some(scope()), metrics, ..ScopeMetrics::default() }];
         let resource = Some(self.resource.clone());
         let resource_metrics = vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
-        line.post(&self.agent, &self.headers, &ExportMetricsServiceRequest { resource_metrics }.encode_to_vec());
+        line.post(&ExportMetricsServiceRequest { resource_metrics }.encode_to_vec())
+    }
+}
+
+impl Sent {
+    /// Returns how long to wait before the next attempt: at least `pause`, and as long as the collector asks for, within a bound. `None`
+    /// if there is nothing to wait for.
+    fn pause(self, pause: Duration) -> Option<Duration> {
+        match self {
+            Self::Later(asked) => Some(asked.unwrap_or_default().min(LONGEST_ASKED).max(pause)),
+            Self::Accepted | Self::Refused => None,
+        }
     }
 }
 
 impl Line {
+    fn new(kind: &'static str, target: Target) -> anyhow::Result<Self> {
+        let agent = target.agent()?;
+        Ok(Self { kind, target, agent, is_failing: false, lost: 0 })
+    }
+
     /// Posts a message. The first failure is logged, and the first success after it.
-    fn post(&mut self, agent: &Agent, headers: &[(HeaderName, HeaderValue)], message: &[u8]) -> Sent {
-        let (sent, reason) = match self.try_post(agent, headers, message) {
-            Ok(status) if status.is_success() => (Sent::Accepted, String::new()),
-            Ok(status) => {
+    fn post(&mut self, message: &[u8]) -> Sent {
+        let (sent, reason) = match self.try_post(message) {
+            Ok((status, _)) if status.is_success() => (Sent::Accepted, String::new()),
+            Ok((status, asked)) => {
                 let may_change = matches!(status.as_u16(), 408 | 429 | 502 | 503 | 504);
-                (if may_change { Sent::Later } else { Sent::Refused }, format!("the collector answers {status}"))
+                (if may_change { Sent::Later(asked) } else { Sent::Refused }, format!("the collector answers {status}"))
             }
-            Err(error) => (Sent::Later, error.to_string()),
+            Err(error) => (Sent::Later(None), error.to_string()),
         };
         let (kind, lost) = (self.kind, self.lost);
         match (sent, self.is_failing) {
@@ -200,7 +217,7 @@ impl Line {
                 tracing::warn!(lost, "OpenTelemetry: spans lost, more were made than exported");
             }
             // The collector may be away for hours, and every few seconds is an attempt.
-            (Sent::Later | Sent::Refused, false) => tracing::warn!(kind, reason, "OpenTelemetry: export failed"),
+            (Sent::Later(_) | Sent::Refused, false) => tracing::warn!(kind, reason, "OpenTelemetry: export failed"),
             _ => {}
         }
         self.is_failing = sent != Sent::Accepted;
@@ -210,21 +227,48 @@ impl Line {
         sent
     }
 
-    fn try_post(
-        &self,
-        agent: &Agent,
-        headers: &[(HeaderName, HeaderValue)],
-        message: &[u8],
-    ) -> Result<StatusCode, ureq::Error> {
-        let mut request = Request::post(&self.url).header(CONTENT_TYPE, "application/x-protobuf");
-        for (name, value) in headers {
+    /// Returns the status, and how long to wait if the answer says so.
+    fn try_post(&self, message: &[u8]) -> Result<(StatusCode, Option<Duration>), ureq::Error> {
+        let mut request = Request::post(&self.target.url).header(CONTENT_TYPE, "application/x-protobuf");
+        for (name, value) in &self.target.headers {
             request = request.header(name, value);
         }
-        let mut response = agent.run(request.body(message)?)?;
+        let message = match self.target.compression {
+            Compression::None => Cow::from(message),
+            Compression::Gzip => {
+                request = request.header(CONTENT_ENCODING, "gzip");
+                Cow::from(gzip(message)?)
+            }
+        };
+        let mut response = self.agent.run(request.body(&*message)?)?;
         // Read to its end, or the connection is closed. What it says is of no use.
         drop(response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec());
-        Ok(response.status())
+        let asked = response.headers().get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
+        Ok((response.status(), asked))
     }
+}
+
+impl Target {
+    /// Returns a client, or why its certificates cannot be used.
+    pub(super) fn agent(&self) -> anyhow::Result<Agent> {
+        api_agent(self.url.starts_with("https://"), self.certificate.as_deref(), self.timeout)
+    }
+}
+
+fn gzip(message: &[u8]) -> std::io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(message)?;
+    encoder.finish()
+}
+
+/// Reads `Retry-After`: seconds, or a date.
+fn retry_after(text: &str) -> Option<Duration> {
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let at = jiff::fmt::rfc2822::parse(text.trim()).ok()?.timestamp().as_second();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
+    Some(Duration::from_secs(u64::try_from(at).ok()?.saturating_sub(now)))
 }
 
 /// Encodes one batch of spans.
@@ -245,4 +289,31 @@ fn scope() -> InstrumentationScope {
 fn after(pause: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(pause).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Woken by leaving out either bound of `pause`.
+    #[test]
+    fn a_collector_may_ask_for_a_pause_within_bounds() {
+        let second = Duration::from_secs(1);
+        for (asked, expected) in [(None, 1), (Some(0), 1), (Some(7), 7), (Some(86_400), 300)] {
+            let asked = asked.map(Duration::from_secs);
+            assert_eq!(Sent::Later(asked).pause(second), Some(Duration::from_secs(expected)), "{asked:?}");
+        }
+        assert_eq!((Sent::Accepted.pause(second), Sent::Refused.pause(second)), (None, None));
+    }
+
+    #[test]
+    fn retry_after_has_seconds_or_a_date() {
+        assert_eq!(retry_after(" 120 "), Some(Duration::from_secs(120)));
+        assert_eq!(retry_after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::ZERO), "is over");
+        let far = retry_after("Fri, 31 Dec 2100 23:59:59 GMT");
+        assert!(far.is_some_and(|far| far > LONGEST_ASKED), "{far:?}");
+        for wrong in ["", "-1", "1.5", "soon", "99999999999999999999"] {
+            assert_eq!(retry_after(wrong), None, "{wrong}");
+        }
+    }
 }

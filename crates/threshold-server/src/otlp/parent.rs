@@ -1,5 +1,6 @@
 //! The caller's span, which W3C's `traceparent` and `tracestate` name.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use http::HeaderMap;
@@ -11,6 +12,9 @@ tokio::task_local! {
 
 /// The longest `tracestate` that is carried on: what the specification requires at least.
 const MAX_STATE: usize = 512;
+/// The most members of it, and the longest key or value of one.
+const MAX_MEMBERS: usize = 32;
+const MAX_PART: usize = 256;
 
 /// The span of a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,10 +76,33 @@ fn parse(text: &str) -> Option<(u128, u64, bool)> {
     Some((trace, span, u8::from_str_radix(flags, 16).ok()? & 1 == 1))
 }
 
-/// Returns the value of `tracestate`, whose fields are one list; empty if it is too long or no text.
+/// Returns the value of `tracestate`, whose fields are one list; empty if it is invalid or too long.
 fn state(headers: &HeaderMap) -> Arc<str> {
     let fields: Option<Vec<&str>> = headers.get_all("tracestate").iter().map(|field| field.to_str().ok()).collect();
-    fields.map(|fields| fields.join(",")).filter(|state| state.len() <= MAX_STATE).unwrap_or_default().into()
+    let state = fields.map(|fields| fields.join(",")).filter(|state| state.len() <= MAX_STATE && is_state(state));
+    state.unwrap_or_default().into()
+}
+
+/// Whether a list has the form of W3C's Trace Context: members with keys and values, each key once.
+fn is_state(list: &str) -> bool {
+    let members = || list.split(',').map(|member| member.trim_matches([' ', '\t'])).filter(|member| !member.is_empty());
+    let mut keys = HashSet::new();
+    members().count() <= MAX_MEMBERS
+        && members().all(|member| {
+            member.split_once('=').is_some_and(|(key, value)| is_key(key) && is_value(value) && keys.insert(key))
+        })
+}
+
+fn is_key(key: &str) -> bool {
+    let is_first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_other = |byte: u8| is_first(byte) || matches!(byte, b'_' | b'-' | b'*' | b'/' | b'@');
+    key.len() <= MAX_PART && key.bytes().next().is_some_and(is_first) && key.bytes().all(is_other)
+}
+
+/// An empty one is invalid. Spaces at its end are not part of it.
+fn is_value(value: &str) -> bool {
+    let is_character = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b',' | b'=');
+    (1..=MAX_PART).contains(&value.len()) && value.bytes().all(is_character)
 }
 
 #[cfg(test)]
@@ -110,6 +137,29 @@ mod tests {
         // A state that is too long is left out, the parent is not.
         let long = format!("a={}", "x".repeat(MAX_STATE));
         assert_eq!(&*read(&[("traceparent", &parent), ("tracestate", &long)]).unwrap().state, "");
+    }
+
+    /// Woken by leaving out any of the conditions.
+    #[test]
+    fn an_invalid_state_is_left_out_and_the_parent_is_not() {
+        let parent = format!("00-{TRACE}-00f067aa0ba902b7-01");
+        let state = |state: &str| read(&[("traceparent", &parent), ("tracestate", state)]).unwrap().state;
+        let members = |count: usize| (0..count).map(|n| format!("k{n}=v")).collect::<Vec<_>>().join(",");
+        for right in [
+            "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
+            "a=1, b=2 ,,c=3",
+            "0tenant@system=x/y *",
+            "a_-*/=!~",
+            &members(32),
+        ] {
+            assert_eq!(&*state(right), right);
+        }
+        let long = format!("{}=1", "k".repeat(257));
+        for wrong in
+            ["a", "a=", "=1", "A=1", "_a=1", "a=1=2", "a b=1", "a=1,a=2", "a=1\tb", "a=1,b", &members(33), &long]
+        {
+            assert_eq!(&*state(wrong), "", "{wrong}");
+        }
     }
 
     #[test]

@@ -6,25 +6,41 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use http::{HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
+use threshold_core::event::EventId;
 
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+/// The attribute that tells processes of one service apart.
+const INSTANCE: &str = "service.instance.id";
 
 /// Where to export to, and how.
 #[derive(Debug)]
 pub(super) struct Settings {
-    /// The URL that spans are posted to.
-    pub(super) traces: Option<String>,
-    /// The URL that metrics are posted to.
-    pub(super) metrics: Option<String>,
-    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
-    pub(super) timeout: Duration,
-    pub(super) certificate: Option<PathBuf>,
-    /// The attributes of this service, with its name.
+    /// Where spans are posted to.
+    pub(super) traces: Option<Target>,
+    /// Where metrics are posted to.
+    pub(super) metrics: Option<Target>,
+    /// The attributes of this service, with its name and the id of this process.
     pub(super) resource: Vec<(String, String)>,
     pub(super) sampler: Sampler,
     /// How long spans wait for a batch.
     pub(super) span_delay: Duration,
     pub(super) metric_interval: Duration,
+}
+
+/// Where one kind of messages is posted to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) url: String,
+    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
+    pub(super) timeout: Duration,
+    pub(super) certificate: Option<PathBuf>,
+    pub(super) compression: Compression,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compression {
+    None,
+    Gzip,
 }
 
 /// Which spans are exported.
@@ -85,31 +101,16 @@ impl Settings {
         if read("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
-        let endpoint = |signal: &str, path: &str| -> anyhow::Result<Option<String>> {
-            if read(&format!("OTEL_{signal}_EXPORTER")).is_some_and(|exporter| exporter == "none") {
-                return Ok(None);
-            }
-            let own = format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT");
-            if let Some(url) = read(&own) {
-                return checked(url, &own).map(Some);
-            }
-            let url = read(ENDPOINT).map(|base| format!("{}{path}", base.trim_end_matches('/')));
-            url.map(|url| checked(url, ENDPOINT)).transpose()
-        };
-        let (traces, metrics) = (endpoint("TRACES", "/v1/traces")?, endpoint("METRICS", "/v1/metrics")?);
+        let traces = Target::read("TRACES", "/v1/traces", &read)?;
+        let metrics = Target::read("METRICS", "/v1/metrics", &read)?;
         if traces.is_none() && metrics.is_none() {
             return Ok(None);
         }
-        if read("OTEL_EXPORTER_OTLP_PROTOCOL").is_some_and(|protocol| protocol != "http/protobuf") {
-            bail!("OTEL_EXPORTER_OTLP_PROTOCOL is not supported: only http/protobuf is");
-        }
-        let millis = |name: &str, default: u64| -> anyhow::Result<Duration> {
-            let number = read(name).map(|text| text.parse().ok().filter(|millis| *millis > 0));
-            let number = number.unwrap_or(Some(default));
-            Ok(Duration::from_millis(number.with_context(|| format!("{name} is no number of milliseconds"))?))
-        };
-        let headers = read("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
         let mut resource = pairs(&read("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default(), "OTEL_RESOURCE_ATTRIBUTES")?;
+        if resource.iter().all(|(key, _)| key != INSTANCE) {
+            // One for each process, so that a collector does not take the sums of two servers for those of one.
+            resource.push((INSTANCE.to_owned(), EventId::new(rand::random()).to_string()));
+        }
         let name = read("OTEL_SERVICE_NAME");
         if name.is_some() || resource.iter().all(|(key, _)| key != "service.name") {
             resource.retain(|(key, _)| key != "service.name");
@@ -118,23 +119,84 @@ impl Settings {
         Ok(Some(Self {
             traces,
             metrics,
-            headers: header_fields(&headers)?,
-            timeout: millis("OTEL_EXPORTER_OTLP_TIMEOUT", 10_000)?,
-            certificate: read("OTEL_EXPORTER_OTLP_CERTIFICATE").map(PathBuf::from),
             resource,
             sampler: Sampler::read(read("OTEL_TRACES_SAMPLER").as_deref(), read("OTEL_TRACES_SAMPLER_ARG").as_deref())?,
-            span_delay: millis("OTEL_BSP_SCHEDULE_DELAY", 5_000)?,
-            metric_interval: millis("OTEL_METRIC_EXPORT_INTERVAL", 60_000)?,
+            span_delay: millis("OTEL_BSP_SCHEDULE_DELAY", read("OTEL_BSP_SCHEDULE_DELAY"), 5_000)?,
+            metric_interval: millis("OTEL_METRIC_EXPORT_INTERVAL", read("OTEL_METRIC_EXPORT_INTERVAL"), 60_000)?,
         }))
     }
+}
+
+impl Target {
+    /// Reads where a signal goes; `None` if it is not exported. The variable of a signal takes the place of the one for all.
+    fn read(signal: &str, path: &str, read: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<Self>> {
+        let one_of = |name: &str| -> (String, Option<String>) {
+            let (own, general) = (format!("OTEL_EXPORTER_OTLP_{signal}_{name}"), format!("OTEL_EXPORTER_OTLP_{name}"));
+            match read(&own) {
+                Some(value) => (own, Some(value)),
+                None => (general.clone(), read(&general)),
+            }
+        };
+        let exporter = format!("OTEL_{signal}_EXPORTER");
+        if read(&exporter).is_some_and(|value| value == "none") {
+            return Ok(None);
+        }
+        // Of a signal, the whole URL; of all, its beginning.
+        let url = match one_of("ENDPOINT") {
+            (name, Some(base)) if name == ENDPOINT => {
+                Some(checked(format!("{}{path}", base.trim_end_matches('/')), ENDPOINT)?)
+            }
+            (name, url) => url.map(|url| checked(url, &name)).transpose()?,
+        };
+        let Some(url) = url else { return Ok(None) };
+        if read(&exporter).is_some_and(|value| value != "otlp") {
+            bail!("{exporter} is not supported: only otlp and none are");
+        }
+        if let (name, Some(protocol)) = one_of("PROTOCOL")
+            && protocol != "http/protobuf"
+        {
+            bail!("{name} is not supported: only http/protobuf is");
+        }
+        for unsupported in ["CLIENT_KEY", "CLIENT_CERTIFICATE"] {
+            if let (name, Some(_)) = one_of(unsupported) {
+                bail!("{name} is not supported: the server shows no certificate to a collector");
+            }
+        }
+        let compression = match one_of("COMPRESSION") {
+            (_, None) => Compression::None,
+            (_, Some(coding)) if coding == "none" => Compression::None,
+            (_, Some(coding)) if coding == "gzip" => Compression::Gzip,
+            (name, Some(_)) => bail!("{name} is not supported: only gzip and none are"),
+        };
+        let (name, headers) = one_of("HEADERS");
+        let headers = header_fields(&headers.unwrap_or_default(), &name)?;
+        let (name, timeout) = one_of("TIMEOUT");
+        let timeout = millis(&name, timeout, 10_000)?;
+        let certificate = one_of("CERTIFICATE").1.map(PathBuf::from);
+        Ok(Some(Self { url, headers, timeout, certificate, compression }))
+    }
+}
+
+fn millis(name: &str, value: Option<String>, default: u64) -> anyhow::Result<Duration> {
+    let number = value.map_or(Some(default), |text| text.parse().ok().filter(|millis| *millis > 0));
+    Ok(Duration::from_millis(number.with_context(|| format!("{name} is no number of milliseconds"))?))
 }
 
 /// Checks a URL. It is not part of the message, because it may contain a password.
 fn checked(url: String, name: &str) -> anyhow::Result<String> {
     let parsed: Option<Uri> = url.parse().ok();
-    let is_usable =
-        parsed.is_some_and(|url| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some());
-    if is_usable { Ok(url) } else { bail!("{name} is no URL that begins with http:// or https://") }
+    let parsed = parsed.filter(|url| matches!(url.scheme_str(), Some("http" | "https")));
+    let Some(authority) = parsed.as_ref().and_then(Uri::authority).filter(|authority| !authority.host().is_empty())
+    else {
+        bail!("{name} is no URL that begins with http:// or https://");
+    };
+    // A port that is no number of 16 bits is left out by `port_u16`, and the default one would be called.
+    let after_host = authority.as_str().rsplit_once('@').map_or(authority.as_str(), |(_, place)| place);
+    let has_port = after_host.strip_prefix(authority.host()).is_some_and(|port| !port.is_empty());
+    if has_port && authority.port_u16().is_none_or(|port| port == 0) {
+        bail!("{name} has a port that is not from 1 to 65535");
+    }
+    Ok(url)
 }
 
 /// Reads `name=value,name=value`, where values are percent-encoded.
@@ -148,8 +210,7 @@ fn pairs(text: &str, name: &str) -> anyhow::Result<Vec<(String, String)>> {
     parts.map(|part| pair(part).with_context(|| format!("{name} is not written as name=value,name=value"))).collect()
 }
 
-fn header_fields(text: &str) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
-    const NAME: &str = "OTEL_EXPORTER_OTLP_HEADERS";
+fn header_fields(text: &str, name: &str) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
     let field = |(key, value): (String, String)| {
         let value = HeaderValue::try_from(value).ok().map(|mut value| {
             value.set_sensitive(true);
@@ -157,9 +218,9 @@ fn header_fields(text: &str) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
         });
         Some((HeaderName::try_from(key).ok()?, value?))
     };
-    pairs(text, NAME)?
+    pairs(text, name)?
         .into_iter()
-        .map(|pair| field(pair).with_context(|| format!("{NAME} has a name or a value that no header can have")))
+        .map(|pair| field(pair).with_context(|| format!("{name} has a name or a value that no header can have")))
         .collect()
 }
 
@@ -182,15 +243,47 @@ mod tests {
             ("OTEL_SERVICE_NAME", "edge"),
         ]);
         let settings = settings.unwrap().unwrap();
-        assert_eq!(settings.traces.as_deref(), Some("http://collector:4318/v1/traces"));
-        assert_eq!(settings.metrics.as_deref(), Some("https://other.example/push"));
-        let headers: Vec<_> =
-            settings.headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
-        assert_eq!(headers, [("authorization", "Bearer abc"), ("x-org", "7")]);
-        assert_eq!(settings.timeout, Duration::from_millis(250));
-        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-        assert_eq!(settings.resource, [pair("deployment.environment", "prod"), pair("service.name", "edge")]);
+        let (traces, metrics) = (settings.traces.unwrap(), settings.metrics.unwrap());
+        assert_eq!(traces.url, "http://collector:4318/v1/traces");
+        assert_eq!(metrics.url, "https://other.example/push");
+        assert_eq!(headers_of(&traces), [("authorization", "Bearer abc"), ("x-org", "7")]);
+        assert_eq!(metrics, Target { url: metrics.url.clone(), ..traces.clone() });
+        assert_eq!((traces.timeout, traces.compression), (Duration::from_millis(250), Compression::None));
+        let of = |key: &str| settings.resource.iter().find(|(own, _)| own == key).map(|(_, value)| value.as_str());
+        assert_eq!((of("deployment.environment"), of("service.name")), (Some("prod"), Some("edge")));
+        assert_eq!(of(INSTANCE).map(str::len), Some(36));
         assert_eq!(settings.sampler, Sampler::DEFAULT);
+    }
+
+    fn headers_of(target: &Target) -> Vec<(&str, &str)> {
+        target.headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect()
+    }
+
+    /// Those of a signal take the place of the general ones, and are not added to them.
+    ///
+    /// Woken by reading the general variable first.
+    #[test]
+    fn each_signal_may_have_variables_of_its_own() {
+        let settings = read(&[
+            (ENDPOINT, "http://collector:4318"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "a=1"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "250"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
+            ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "b=2"),
+            ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "500"),
+            ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip"),
+            ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "ca.pem"),
+            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/protobuf"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=node-1"),
+        ]);
+        let settings = settings.unwrap().unwrap();
+        let (traces, metrics) = (settings.traces.unwrap(), settings.metrics.unwrap());
+        assert_eq!((headers_of(&traces), headers_of(&metrics)), (vec![("b", "2")], vec![("a", "1")]));
+        assert_eq!([traces.timeout, metrics.timeout], [500, 250].map(Duration::from_millis));
+        assert_eq!([traces.compression, metrics.compression], [Compression::Gzip, Compression::None]);
+        assert_eq!((traces.certificate, metrics.certificate), (Some("ca.pem".into()), None));
+        assert_eq!(settings.resource[0], (INSTANCE.to_owned(), "node-1".to_owned()));
     }
 
     #[test]
@@ -199,7 +292,12 @@ mod tests {
         assert!(read(&[(ENDPOINT, " ")]).unwrap().is_none());
         assert!(read(&[(ENDPOINT, "http://a"), ("OTEL_SDK_DISABLED", "TRUE")]).unwrap().is_none());
         let one = read(&[(ENDPOINT, "http://a"), ("OTEL_METRICS_EXPORTER", "none")]).unwrap().unwrap();
-        assert_eq!((one.traces.as_deref(), one.metrics), (Some("http://a/v1/traces"), None));
+        assert_eq!((one.traces.unwrap().url.as_str(), one.metrics), ("http://a/v1/traces", None));
+        let off = [(ENDPOINT, "http://a"), ("OTEL_METRICS_EXPORTER", "none"), ("OTEL_TRACES_EXPORTER", "none")];
+        assert!(read(&off).unwrap().is_none());
+        // Of a signal that is off, nothing else matters.
+        let off = [&off[..2], &[("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "grpc")]].concat();
+        assert!(read(&off).unwrap().is_some());
     }
 
     /// The message names the variable, and shows nothing of its value.
@@ -213,6 +311,18 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "hunter2"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
+            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "hunter2"),
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://hunter2:0"),
+            ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "hunter2"),
+            ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "hunter2"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "hunter2"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "hunter2"),
+            ("OTEL_TRACES_EXPORTER", "hunter2"),
+            ("OTEL_METRICS_EXPORTER", "prometheus"),
+            (ENDPOINT, "http://hunter2:99999"),
+            (ENDPOINT, "http://u:hunter2@a:65536"),
             ("OTEL_TRACES_SAMPLER", "hunter2"),
             ("OTEL_RESOURCE_ATTRIBUTES", "hunter2"),
         ] {

@@ -42,7 +42,13 @@ impl FromStr for Address {
             Some("") => Err("expected a path after unix:".to_owned()),
             Some(path) => Ok(Self::Unix(path.into())),
             None => match text.rsplit_once(':') {
-                Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Self::Tcp(text.to_owned())),
+                // A sign is a number to `parse`, and no port.
+                Some((host, port)) if !host.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
+                    match port.parse::<u16>() {
+                        Ok(_) => Ok(Self::Tcp(text.to_owned())),
+                        Err(_) => Err("the port must be from 1 to 65535, or 0 for a free one".to_owned()),
+                    }
+                }
                 _ => Err("expected HOST:PORT, such as 127.0.0.1:8080, or unix:PATH".to_owned()),
             },
         }

@@ -4,6 +4,7 @@ use threshold_core::policy::Policy;
 
 use super::{Listener, StoreUrl, Tokens, policy_support};
 use crate::cli::{LogForm, ServeArgs};
+use crate::signals::sinks::Lines;
 use crate::source::Source;
 
 /// A started server.
@@ -21,13 +22,18 @@ pub(super) struct Banner<'a> {
 
 impl Banner<'_> {
     /// Prints the banner to standard output, and logs the same facts. With `--log json` there is only the log, so that whatever
-    /// reads the output of the process as JSON can parse all of it.
+    /// reads the output of the process as JSON can parse all of it. With `--events-to stdout` the banner goes to standard error.
     pub(super) fn announce(&self) -> anyhow::Result<()> {
         let scheme = if self.args.tls_cert.is_some() { "https" } else { "http" };
         let http = self.http.url(scheme)?;
         let admin = self.admin.map(|admin| admin.url(scheme)).transpose()?;
         if self.args.log == LogForm::Text {
-            crate::print(&self.text(&http, admin.as_deref()));
+            let text = self.text(&http, admin.as_deref());
+            if self.args.events_to.contains(&Lines::Stdout) {
+                crate::print_to_stderr(&text);
+            } else {
+                crate::print(&text);
+            }
         }
         let tokens = self.tokens.counts();
         tracing::info!(

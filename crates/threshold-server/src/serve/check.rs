@@ -9,8 +9,9 @@ use super::{
 };
 use crate::Report;
 use crate::cli::{Denied, ServeArgs};
-use crate::lint;
+use crate::otlp::Telemetry;
 use crate::reload::TenantFolder;
+use crate::{lint, log};
 
 /// Prints what is wrong, and exits as `lint` does.
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
@@ -47,6 +48,8 @@ fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
     if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
         problems.extend(Certificates::read(cert, key).err());
     }
+    problems.extend(log::check().err());
+    problems.extend(Telemetry::check_environment().err());
     problems.extend(sink_settings(args).and_then(|settings| settings.check_files()).err());
     problems.extend(check_journal_name(args).and_then(|()| installation(args)).err());
     problems

@@ -137,7 +137,8 @@ impl Process {
         let file = |name: &str| File::create(folder.join(name)).unwrap();
         let mut child = command.stdout(file("stdout")).stderr(file("stderr")).spawn().unwrap();
         loop {
-            let printed = std::fs::read_to_string(folder.join("stdout")).unwrap();
+            // Standard output has the events.
+            let printed = std::fs::read_to_string(folder.join("stderr")).unwrap();
             let place = printed.lines().find_map(|line| line.trim().strip_prefix("http ")?.split("//").nth(1));
             if let Some(address) = place {
                 return Self { child, address: address.to_owned() };

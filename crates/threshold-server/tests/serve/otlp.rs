@@ -270,6 +270,35 @@ fn the_metrics_of_the_page_are_exported() {
     }
 }
 
+/// Each signal goes where its own variables say, and the resource names the process.
+#[test]
+fn a_signal_has_header_fields_and_a_coding_of_its_own() {
+    let (collector, other) = (Collector::start(), Collector::start());
+    let metrics = format!("{}/push", other.endpoint);
+    let (server, _policy) = start(
+        &collector,
+        &[
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", &metrics),
+            ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "x-api-key=other-key-2"),
+            ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "gzip"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "20"),
+        ],
+    );
+    check(&server, "gina", &[]);
+    let spans = collector.next();
+    let message = ExportTraceServiceRequest::decode(spans.body.as_slice()).unwrap();
+    let instance = |attributes: &[KeyValue]| attribute(attributes, "service.instance.id").to_owned();
+    let own = instance(&message.resource_spans[0].resource.as_ref().unwrap().attributes);
+    let received = other.next();
+    assert_eq!((received.path.as_str(), received.headers["x-api-key"].as_str()), ("/push", "other-key-2"));
+    assert_eq!(received.headers["content-encoding"], "gzip");
+    let mut body = Vec::new();
+    flate2::read::GzDecoder::new(received.body.as_slice()).read_to_end(&mut body).unwrap();
+    let message = ExportMetricsServiceRequest::decode(body.as_slice()).unwrap();
+    assert_eq!(instance(&message.resource_metrics[0].resource.as_ref().unwrap().attributes), own);
+    assert_eq!(own.len(), 36);
+}
+
 /// Requests are answered meanwhile, one line of the log says so, and the spans arrive once the collector is back.
 #[test]
 fn a_failing_collector_is_logged_once_and_receives_the_spans_later() {
@@ -326,4 +355,12 @@ fn a_wrong_variable_stops_the_start() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.contains("OTEL_EXPORTER_OTLP_ENDPOINT is no URL") && !error.contains("token@"), "{error}");
+    // `--check` finds it too, and a certificate that cannot be read.
+    let certificate = ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/ca.pem");
+    for variables in [&variables[..], &[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:4318"), certificate]] {
+        let output = Start { args: &["--check"], variables, ..Start::default() }.command().output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let named = if variables.len() == 1 { "OTEL_EXPORTER_OTLP_ENDPOINT" } else { "/no/such/ca.pem" };
+        assert!(output.status.code() == Some(2) && said.contains(named), "{said}");
+    }
 }

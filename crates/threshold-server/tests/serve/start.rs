@@ -80,6 +80,26 @@ fn a_json_log_is_the_only_output_and_has_the_facts_of_the_banner() {
     assert_eq!(printed, "");
 }
 
+/// The lines of the banner were between the events, and whatever reads these as JSON stopped at the first one.
+#[test]
+fn events_on_standard_output_have_it_to_themselves() {
+    let start = Start { args: &["--events-to", "stdout"], ..Start::default() };
+    let mut child = start.command().spawn().unwrap();
+    let (mut out, mut log) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let (mut byte, mut said) = ([0], Vec::new());
+    // The banner comes before this line.
+    while !text(&said).contains("listening") {
+        log.read_exact(&mut byte).unwrap();
+        said.extend(byte);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut printed = String::new();
+    out.read_to_string(&mut printed).unwrap();
+    assert_eq!(printed, "");
+    assert!(text(&said).contains("\n  http    http://127.0.0.1:"), "{}", text(&said));
+}
+
 /// A secret that an orchestrator could not fill in is a blank variable. The server must not take it for "no token".
 #[test]
 fn a_blank_token_is_an_error_that_names_the_variable() {
@@ -137,7 +157,13 @@ fn a_check_starts_nothing_and_exits_as_lint_does() {
         let (code, said) = check(Some(RULE), &args, &[]);
         assert!(code == Some(2) && said.contains("error: "), "{args:?}: {said}");
     }
-    assert_eq!(check(Some(RULE), &["--http", "127.0.0.1:x"], &[]).0, Some(2));
+    for wrong in ["127.0.0.1:x", "127.0.0.1:+80", "127.0.0.1:65536", "127.0.0.1:", ":80"] {
+        assert_eq!(check(Some(RULE), &["--http", wrong], &[]).0, Some(2), "{wrong}");
+    }
+    let (_, said) = check(Some(RULE), &["--http", "127.0.0.1:65536"], &[]);
+    assert!(said.contains("the port must be from 1 to 65535"), "{said}");
+    let (code, said) = check(Some(RULE), &[], &[("THRESHOLD_LOG", "loud")]);
+    assert!(code == Some(2) && said.contains("error: THRESHOLD_LOG: \"loud\" is not a level"), "{said}");
 }
 
 /// A check beside a running server neither disturbs it nor is disturbed by it, and leaves a new folder empty.
