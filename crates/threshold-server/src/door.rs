@@ -276,10 +276,19 @@ impl Future for Answering {
 }
 
 fn router(app: Arc<App>, audience: Audience) -> Router {
+    // The addresses of listeners are no business of callers.
+    let elsewhere = match audience {
+        Audience::Everyone => "",
+        Audience::Callers => "; operators' calls are served by their own listener (--admin)",
+        Audience::Operators => "; callers' and proxies' calls are served by their own listener (--http)",
+    };
     routes::router(audience)
-        .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path") })
-        .method_not_allowed_fallback(|| async {
-            let message = "this path takes another method; see Allow";
+        .fallback(move || async move {
+            let message = format!("there is nothing at this path{elsewhere}");
+            ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+        })
+        .method_not_allowed_fallback(move || async move {
+            let message = format!("this path takes another method, see Allow{elsewhere}");
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
         })
         .with_state(app)

@@ -90,7 +90,11 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
 pub(crate) fn health(args: &HealthArgs) -> anyhow::Result<Report> {
     let path = if args.ready { "/readyz" } else { "/healthz" };
     let (text, code) = match Api::new(&args.server)?.call("GET", path, None) {
-        Ok(answer) => (answer.get("status").and_then(Value::as_str).unwrap_or("ok").to_owned(), 0),
+        Ok(answer) => {
+            let status = answer.get("status").and_then(Value::as_str).unwrap_or("ok");
+            let reason = answer.get("reason").and_then(Value::as_str).map(|reason| format!(": {reason}"));
+            (format!("{status}{}", reason.unwrap_or_default()), 0)
+        }
         Err(error) => (format!("{error:#}"), 1),
     };
     Ok(Report { text: format!("{text}\n"), code })

@@ -27,7 +27,11 @@ impl Caller {
         if app.tokens.admit_caller(authorization) {
             return Ok(Self);
         }
-        // A missing token is not a guess.
+        // A token that is valid elsewhere is not a guess, and neither is a missing one.
+        if authorization.is_some_and(|value| app.tokens.is_any_known(value)) {
+            let message = "this token is for operators who read (THRESHOLD_READ_TOKEN): this call needs a caller's or an operator's";
+            return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
+        }
         if authorization.is_some() {
             let peer = extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
             app.token_guesses.count_for_callers(peer, app).await?;

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use http::StatusCode;
+use http::header::AUTHORIZATION;
+use http::request::Parts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -18,6 +20,7 @@ use super::query::Query;
 use super::routes::{Route, get};
 use super::{ApiError, App, json};
 use crate::desk::LimitUsage;
+use crate::serve::OperatorAccess;
 
 /// The parameters. They are facts of [`/v1/check`](super::http), and an empty one is absent as there.
 #[derive(Debug, Default, Deserialize)]
@@ -78,7 +81,26 @@ fn describe(schemas: &mut Schemas) -> Operation {
         })
 }
 
-async fn show(_: Caller, State(app): State<Arc<App>>, Query(query): Query<UsageQuery>) -> Result<Response, ApiError> {
+/// Proof that a request may read usage: by a caller's token, or by one that reads as an operator, who may read more than this.
+#[derive(Debug, Clone, Copy)]
+struct UsageReader;
+
+impl FromRequestParts<Arc<App>> for UsageReader {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        if app.tokens.operator_access(parts.headers.get(AUTHORIZATION)) == OperatorAccess::Reader {
+            return Ok(Self);
+        }
+        Caller::of(&parts.headers, &parts.extensions, app).await.map(|_| Self)
+    }
+}
+
+async fn show(
+    _: UsageReader,
+    State(app): State<Arc<App>>,
+    Query(query): Query<UsageQuery>,
+) -> Result<Response, ApiError> {
     let policy = app.desk.policy();
     let usage = app.desk.usage(&policy, &query.facts()?).await?;
     let limits = usage.into_iter().map(LimitBody::from).collect();

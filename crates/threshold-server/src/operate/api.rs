@@ -124,7 +124,11 @@ impl Api {
             }
             // Another program may listen at this address, and its text goes to a terminal.
             Some(message) => printable(message).into_owned(),
-            None => "the server refused the request".to_owned(),
+            // `/readyz` has no message.
+            None => match answer.get("status").and_then(Value::as_str) {
+                Some(word) => format!("the server is {}", printable(word)),
+                None => "the server refused the request".to_owned(),
+            },
         };
         bail!("{message} ({status})");
     }

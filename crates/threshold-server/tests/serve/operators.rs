@@ -223,8 +223,12 @@ fn a_read_only_token_changes_nothing_and_guessed_tokens_are_limited() {
     assert_eq!(send("GET", "/v1/subjects/user/mallory", "eye-token-0123456", "").status, 200);
     assert_eq!(send("POST", "/v1/bans", "eye-token-0123456", &body).status, 403);
     assert_eq!(send("DELETE", "/v1/subjects/user/mallory", "eye-token-0123456", "").status, 403);
-    // A read-only token is not a caller's token.
-    assert_eq!(send("POST", "/v1/check", "eye-token-0123456", "{}").status, 401);
+    // A read-only token is not a caller's token, and no guess of one.
+    for _ in 0..12 {
+        let refused = send("POST", "/v1/check", "eye-token-0123456", "{}");
+        assert!(refused.status == 401 && refused.body.contains("THRESHOLD_READ_TOKEN"), "{}", refused.body);
+    }
+    assert_eq!(send("GET", "/v1/usage?user=mallory", "eye-token-0123456", "").status, 200);
     let set = send("POST", "/v1/bans", "boss-token-012345", &body);
     assert_eq!(set.status, 200, "{}", set.body);
     let by = set.json()["by"].as_str().unwrap().to_owned();
@@ -291,6 +295,16 @@ fn a_page_of_another_site_cannot_make_operators_calls() {
         for (method, path) in [("GET", "/v1/bans"), ("DELETE", "/v1/subjects/user/eve")] {
             assert_eq!(client.send(method, path, &[origin], "").unwrap().status, 403);
         }
+    }
+    // An image or a link of such a page has no Origin, and could open all streams of events.
+    for site in ["cross-site", "same-site", "nonsense"] {
+        for (method, path) in [("GET", "/v1/events"), ("GET", "/v1/bans"), ("DELETE", "/v1/subjects/user/eve")] {
+            let fields = [("sec-fetch-site", site), ("accept", "text/event-stream")];
+            assert_eq!(client.send(method, path, &fields, "").unwrap().status, 403, "{method} {path} {site}");
+        }
+    }
+    for site in ["same-origin", "none"] {
+        assert_eq!(client.send("GET", "/v1/bans", &[("sec-fetch-site", site)], "").unwrap().status, 200, "{site}");
     }
     let local = [("origin", "http://localhost:3000"), ("content-type", "text/plain")];
     assert_eq!(client.send("POST", "/v1/bans", &local, &body).unwrap().status, 415);

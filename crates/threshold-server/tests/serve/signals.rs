@@ -152,7 +152,7 @@ fn statistics_and_usage_follow_the_traffic() {
     }
 }
 
-/// Callers may read usage and no statistics; a token that reads may read statistics.
+/// Callers may read usage and no statistics; a token that reads may read both.
 #[test]
 fn usage_is_for_callers_and_statistics_are_for_operators() {
     let policy = Scratch::file("policy.toml", POLICY);
@@ -165,6 +165,7 @@ fn usage_is_for_callers_and_statistics_are_for_operators() {
         client.send("GET", path, &[("authorization", &token)], "").unwrap().status
     };
     assert_eq!([status("/v1/usage?user=u1", caller), status("/v1/stats", reader)], [200, 200]);
+    assert_eq!(status("/v1/usage?user=u1", reader), 200);
     assert_eq!(status("/v1/stats", caller), 401);
     let mut stranger = server.connect();
     assert_eq!(stranger.send("GET", "/v1/usage?user=u1", &[], "").unwrap().status, 401);

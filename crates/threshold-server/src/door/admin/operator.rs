@@ -67,7 +67,7 @@ fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
     if parts.method == Method::POST || parts.method == Method::PUT {
         require_json_from_pages(&parts.headers)?;
     }
-    if !is_same_origin(&parts.headers) {
+    if !is_same_origin(&parts.headers) || is_sent_by_another_site(&parts.headers) {
         let message = "a web page of another origin cannot make operators' calls";
         return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
     }
@@ -87,6 +87,13 @@ fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
         }
         access => Ok(access),
     }
+}
+
+/// Whether a browser says that a page of another origin sends the request. An image or a link of such a page has no `Origin`: it cannot
+/// read the answer, but could open all streams of events.
+fn is_sent_by_another_site(headers: &HeaderMap) -> bool {
+    let mut sites = headers.get_all("sec-fetch-site").iter();
+    sites.any(|site| !matches!(site.as_bytes(), b"same-origin" | b"none"))
 }
 
 /// Whether a request has no `Origin`, or that of this server. Guards against CSRF.

@@ -90,16 +90,16 @@ async fn send_all(app: Arc<App>, mut query: EventQuery, sender: mpsc::Sender<Byt
     }
     loop {
         newest.mark_unchanged();
-        // A file that cannot be read now may be later.
-        let Page { events, next } = page(&app, query.clone(), Collect::Later).await.unwrap_or_default();
-        if !events.is_empty() {
-            if !send(written(&events)).await {
-                return;
-            }
+        // A file that cannot be read now may be later. One that was replaced has lower numbers than the last one.
+        if let Ok(Page { events, next }) = page(&app, query.clone(), Collect::Later).await {
             query.after = Some(next);
-            continue;
+            if !events.is_empty() {
+                if !send(written(&events)).await {
+                    return;
+                }
+                continue;
+            }
         }
-        query.after = query.after.max(Some(next));
         tokio::select! {
             changed = newest.changed() => if changed.is_err() { return },
             () = sleep(KEEP_ALIVE) => if !send(":\n".to_owned()).await { return },
