@@ -11,6 +11,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 use threshold_core::event::{Event, EventId, MAX_BATCH};
 use threshold_core::key::is_redacted;
@@ -46,28 +47,21 @@ pub(super) struct Reported {
 }
 
 /// A line of `firewall_events`. A job chooses which fields it sends.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct FirewallEvent {
-    action: String,
-    datetime: When,
-    #[serde(rename = "ClientIP")]
-    client_ip: Option<String>,
-    client_request_method: Option<String>,
-    client_request_path: Option<String>,
-    client_request_host: Option<String>,
-    description: Option<String>,
-    #[serde(rename = "RuleID")]
-    rule_id: Option<String>,
+#[derive(Debug)]
+struct FirewallEvent<'a> {
+    action: &'a str,
+    /// In milliseconds.
+    at: u64,
+    client_ip: Option<&'a str>,
+    method: Option<&'a str>,
+    path: Option<&'a str>,
+    host: Option<&'a str>,
+    description: Option<&'a str>,
+    rule_id: Option<&'a str>,
 }
 
-/// A time as `timestamp_format` of a job writes it.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum When {
-    Number(u64),
-    Text(String),
-}
+/// A field, and what is wrong with it.
+type FieldError = (String, String);
 
 /// Reads a body.
 pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp) -> Result<Reported, ApiError> {
@@ -105,15 +99,15 @@ fn read_batch(text: impl Read) -> Result<Reported, ApiError> {
     }
     // Each item stays text until it is read: a small body of many numbers would take many times its size as JSON values.
     let Items(items) =
-        serde_json::from_str(&batch).map_err(|error| ApiError::bad("", format!("is no batch of events: {error}")))?;
+        serde_json::from_str(&batch).map_err(|error| wrong("", format!("is no batch of events: {error}")))?;
     let read = |(place, item): (usize, &RawValue)| {
-        read_item(item.get()).map_err(|(field, message)| ApiError::bad(field, message).at(Some(place)))
+        read_item(item.get()).map_err(|(field, message)| wrong(&field, message).at(Some(place)))
     };
     let events = items.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
     Ok(Reported { events, ignored: 0 })
 }
 
-fn read_item(text: &str) -> Result<Event, (String, String)> {
+fn read_item(text: &str) -> Result<Event, FieldError> {
     if text.len() >= MAX_LINE {
         return Err((String::new(), format!("an event has fewer than {MAX_LINE} bytes")));
     }
@@ -161,7 +155,7 @@ fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Report
         if length.map_err(|error| unreadable(&error))? == 0 {
             break;
         }
-        let wrong = |field: &str, message: String| ApiError::bad(field, format!("line {number}: {message}"));
+        let wrong = |field: &str, message: String| wrong(field, format!("line {number}: {message}"));
         if line.len() >= MAX_LINE {
             return Err(wrong("", format!("it has {MAX_LINE} bytes or more")));
         }
@@ -186,19 +180,26 @@ fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Report
 }
 
 /// Reads one line. `None` if it stopped nobody.
-fn read_line(line: &str, policy: &Policy) -> Result<Option<Event>, (String, String)> {
-    let none = String::new;
-    let value: serde_json::Value = serde_json::from_str(line).map_err(|error| (none(), format!("no JSON: {error}")))?;
+fn read_line(line: &str, policy: &Policy) -> Result<Option<Event>, FieldError> {
+    let invalid = |error: serde_json::Error| (String::new(), format!("no JSON: {}", without_place(&error)));
+    let value: Value = serde_json::from_str(line).map_err(invalid)?;
+    let Some(fields) = value.as_object() else { return read_item(line).map(Some) };
     // What Logpush uploads when a job is created, to see whether its destination answers.
-    let is_test = value.as_object().is_some_and(|fields| fields.keys().eq(["content"]));
-    if is_test {
+    if fields.keys().eq(["content"]) {
         return Ok(None);
     }
-    if value.get("Action").is_some() {
-        let event: FirewallEvent = serde_json::from_value(value).map_err(|error| (none(), error.to_string()))?;
-        return event.to_event(policy);
+    // Of a job that lacks one of the two, the other one says whose line it is.
+    if fields.contains_key("Action") || fields.contains_key("Datetime") {
+        return FirewallEvent::read(fields)?.to_event(policy);
     }
     read_item(line).map(Some)
+}
+
+/// Returns what is wrong with the JSON of a line. serde counts each line as the first, because it is read by itself.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let what = text.split(" at line ").next().unwrap_or_default();
+    format!("{what} at column {}", error.column())
 }
 
 /// Returns the id of a line that has none. A repeated upload has the same ids; equal lines of one upload are told apart.
@@ -214,44 +215,74 @@ fn line_id(line: &str, seen: &mut HashMap<u128, u32>) -> EventId {
     id
 }
 
-impl FirewallEvent {
+impl<'a> FirewallEvent<'a> {
+    fn read(fields: &'a Map<String, Value>) -> Result<Self, FieldError> {
+        let text = |name: &str| match fields.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.as_str())),
+            Some(_) => Err((name.to_owned(), format!("{name} must be a string"))),
+        };
+        let missing =
+            |name: &str| (name.to_owned(), format!("{name} is missing: add it to the field_names of the job"));
+        let datetime = fields.get("Datetime").ok_or_else(|| missing("Datetime"))?;
+        let wrong = || {
+            let message =
+                "Datetime must be a time in RFC 3339, or in whole seconds, milliseconds or nanoseconds since 1970";
+            ("Datetime".to_owned(), message.to_owned())
+        };
+        Ok(Self {
+            action: text("Action")?.ok_or_else(|| missing("Action"))?,
+            at: millis(datetime).ok_or_else(wrong)?,
+            client_ip: text("ClientIP")?,
+            method: text("ClientRequestMethod")?,
+            path: text("ClientRequestPath")?,
+            host: text("ClientRequestHost")?,
+            description: text("Description")?,
+            rule_id: text("RuleID")?,
+        })
+    }
+
     /// Returns the event of a request that was stopped. Its id is all zeros.
-    fn to_event(&self, policy: &Policy) -> Result<Option<Event>, (String, String)> {
+    fn to_event(&self, policy: &Policy) -> Result<Option<Event>, FieldError> {
         // A challenge stops a request until it is solved, which is another event.
         let actions = ["block", "drop", "connectionclose", "challenge", "jschallenge", "managedchallenge"];
         if !actions.iter().any(|action| self.action.eq_ignore_ascii_case(action)) {
             return Ok(None);
         }
-        let wrong = || ("Datetime".to_owned(), "it must be a time in seconds, nanoseconds or RFC 3339".to_owned());
-        let (id, at) = (EventId::new([0; 16]), self.datetime.millis().ok_or_else(wrong)?);
+        let (id, at) = (EventId::new([0; 16]), self.at);
         let minimal = format!(r#"{{"id":"{id}","at":{at},"blocked":true,"layer":"edge"}}"#);
-        let mut event = Event::from_json(&minimal).map_err(|_| wrong())?;
-        let address = self.client_ip.as_deref().and_then(|ip| policy.ban_target(Layer::Edge, ip).ok());
+        let mut event =
+            Event::from_json(&minimal).map_err(|error| ("Datetime".to_owned(), error.message.into_string()))?;
+        let address = self.client_ip.and_then(|ip| policy.ban_target(Layer::Edge, ip).ok());
         event.ip = address.map(|address| address.key().into());
-        let rule = self.description.as_deref().filter(|text| !text.is_empty()).or(self.rule_id.as_deref());
+        let rule = self.description.filter(|text| !text.is_empty()).or(self.rule_id);
         event.rule = rule.filter(|rule| !rule.is_empty()).map(|rule| bounded(rule, policy));
-        let facts = Facts {
-            path: self.client_request_path.as_deref(),
-            host: self.client_request_host.as_deref(),
-            ..Facts::default()
-        };
+        let facts = Facts { path: self.path, host: self.host, ..Facts::default() };
         // Never the path itself, which may hold secrets.
         event.endpoint = policy.path_pattern(None, &facts).map(|pattern| {
-            let method = self.client_request_method.as_deref().map_or("*".into(), normalize_method);
+            let method = self.method.map_or("*".into(), normalize_method);
             bounded(&format!("{method}:{pattern}"), policy)
         });
         Ok(Some(event))
     }
 }
 
-impl When {
-    fn millis(&self) -> Option<u64> {
-        match self {
-            // Seconds (`unix`) or nanoseconds (`unixnano`), which are far apart.
-            Self::Number(seconds @ ..100_000_000_000) => seconds.checked_mul(1_000),
-            Self::Number(nanos) => nanos.checked_div(1_000_000),
-            Self::Text(at) => u64::try_from(at.parse::<jiff::Timestamp>().ok()?.as_millisecond()).ok(),
-        }
+/// Reads a time as `timestamp_format` of a job writes it: in RFC 3339, or as a number since 1970. The unit is known by the number
+/// of digits, which is the same from 2001 to 2286; any other number is no time at which a request was blocked.
+fn millis(datetime: &Value) -> Option<u64> {
+    let number = match datetime {
+        Value::String(text) => match text.parse() {
+            Ok(number) => number,
+            Err(_) => return u64::try_from(text.parse::<jiff::Timestamp>().ok()?.as_millisecond()).ok(),
+        },
+        other => other.as_u64()?,
+    };
+    match number.checked_ilog10()? {
+        9 => number.checked_mul(1_000),
+        12 => Some(number),
+        15 => number.checked_div(1_000),
+        18 => number.checked_div(1_000_000),
+        _ => None,
     }
 }
 
@@ -281,6 +312,12 @@ fn hide(name: &mut Option<Box<str>>, hides: bool, policy: &Policy) {
 
 fn bounded(text: &str, policy: &Policy) -> Box<str> {
     if text.len() <= threshold_core::event::MAX_TEXT { text.into() } else { policy.key().redact(text).into() }
+}
+
+/// 400, about a field if one is named.
+fn wrong(field: &str, message: String) -> ApiError {
+    let field = Some(field.to_owned()).filter(|field| !field.is_empty());
+    ApiError::new(StatusCode::BAD_REQUEST, "bad_request", message).about(field)
 }
 
 fn too_many() -> String {
@@ -330,15 +367,57 @@ mod tests {
 
     #[test]
     fn a_time_is_read_in_every_form_of_logpush_and_is_never_ahead() {
-        for datetime in ["1767225599", "1767225599000000000", r#""2025-12-31T23:59:59Z""#] {
+        for datetime in [
+            "1767225599",
+            "1767225599000",
+            "1767225599000000",
+            "1767225599000000000",
+            r#""1767225599000000000""#,
+            r#""2025-12-31T23:59:59Z""#,
+        ] {
             let read = report(&block(datetime)).unwrap().events;
             assert_eq!(read.first().unwrap().at, Timestamp::from_secs(1_767_225_599), "{datetime}");
             assert_eq!(read.first().unwrap().ip.as_deref(), Some("2001:db8::/64"), "as events show it");
         }
         assert_eq!(report(&block("1800000000")).unwrap().events.first().unwrap().at, START);
-        for wrong in ["-1", "1.5", "true", r#""yesterday""#] {
-            assert!(report(&block(wrong)).is_err(), "{wrong}");
+        for wrong in ["-1", "0", "1.5", "true", "17672255990", "176722559900", "null", r#""yesterday""#, "[]"] {
+            let error = report(&block(wrong)).unwrap_err();
+            assert!(error.body.message().starts_with("line 1: Datetime must be a time"), "{wrong}: {:?}", error.body);
         }
+    }
+
+    /// A wrong `Datetime` was answered with "data did not match any variant of untagged enum When".
+    ///
+    /// Woken by leaving out a field of `FirewallEvent::read`.
+    #[test]
+    fn a_wrong_field_of_logpush_is_named() {
+        let named = |line: &str| {
+            let error = report(line).unwrap_err();
+            let body: Value = serde_json::from_str(&threshold_limiter::api::to_json(&error.body)).unwrap();
+            (body["field"].clone(), body["message"].as_str().unwrap().to_owned())
+        };
+        let right = serde_json::json!({"Action": "block", "Datetime": 1_767_225_599});
+        let texts =
+            ["ClientIP", "ClientRequestMethod", "ClientRequestPath", "ClientRequestHost", "Description", "RuleID"];
+        for name in ["Action"].into_iter().chain(texts) {
+            let mut line = right.clone();
+            line[name] = Value::from(7);
+            assert_eq!(named(&line.to_string()), (Value::from(name), format!("line 1: {name} must be a string")));
+            line[name] = Value::Null;
+            assert_eq!(report(&line.to_string()).is_ok(), name != "Action");
+        }
+        for name in ["Action", "Datetime"] {
+            let mut line = right.clone();
+            line.as_object_mut().unwrap().remove(name);
+            let (field, message) = named(&line.to_string());
+            assert_eq!(field, name);
+            assert!(message.starts_with(&format!("line 1: {name} is missing")), "{message}");
+        }
+        let (field, message) = named("{\"Action\":\"block\"");
+        assert_eq!(
+            (field, message.as_str()),
+            (Value::Null, "line 1: no JSON: EOF while parsing an object at column 17")
+        );
     }
 
     /// A job may leave out the fields that tell two blocks of one second apart.
