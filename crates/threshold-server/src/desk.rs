@@ -7,6 +7,7 @@ mod erasure;
 mod explained;
 mod logins;
 mod lookups;
+mod names;
 mod operations;
 #[cfg(test)]
 mod penalty_tests;
@@ -42,6 +43,8 @@ pub(crate) use ban_sets::{ImportedSet, NewBanSet, NewEnd, NewSetBan};
 pub(crate) use explained::PenaltyCause;
 use logins::LoginLog;
 pub(crate) use lookups::Lock;
+pub(crate) use names::RecentNames;
+use names::StopObserver;
 pub(crate) use operations::{NewBan, OperationError};
 pub(crate) use persistence::{JournalLocation, OpenDesk};
 pub(crate) use requests::{ANSWER_LIFETIME, BeginOutcome, BegunRequest, SharedRequests};
@@ -63,6 +66,8 @@ pub(crate) struct Desk {
     limiter: Arc<ServerLimiter>,
     /// Logs denials, and counts those that it leaves out.
     denials: Arc<DenialLog>,
+    /// The names behind digests.
+    pub(crate) names: Arc<RecentNames>,
     /// Logs logins that were refused, and accounts that were locked.
     logins: LoginLog,
     /// Samples the pauses in the audit.
@@ -117,7 +122,8 @@ impl Desk {
         // The desk keeps a reference of its own: the limiter owns its observers, and the lines that a burst left out
         // are reported from outside of any decision.
         let denials = Arc::<DenialLog>::default();
-        let observer = Arc::<DenialLog>::clone(&denials);
+        let names = Arc::<RecentNames>::default();
+        let observer = Arc::new(StopObserver { denials: Arc::clone(&denials), names: Arc::clone(&names) });
         let events = Arc::<EventQueue>::default();
         let penalties = Arc::<ActivePenalties>::default();
         let counted = Arc::<ActivePenalties>::clone(&penalties);
@@ -135,6 +141,7 @@ impl Desk {
         Self {
             limiter,
             denials,
+            names,
             logins: LoginLog::default(),
             pauses: LogSampler::default(),
             operations: tokio::sync::Mutex::default(),

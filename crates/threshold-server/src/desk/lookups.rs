@@ -5,6 +5,7 @@ use threshold_core::{Digest, Timestamp};
 use threshold_limiter::journal::{AuditLine, Journal};
 use threshold_limiter::store::{Kind, Listed};
 
+use super::names::is_digest;
 use super::subjects::{ListedBan, shown_digest};
 use super::{Desk, OperationError};
 
@@ -117,6 +118,28 @@ impl Desk {
             if is_last {
                 return Ok(locks);
             }
+        }
+    }
+
+    /// Returns the key of the account that a digest stands for, as `locks` shows it; `None` if the text is a name.
+    ///
+    /// # Errors
+    /// If the text is the digest of no account, and no account has it as its name.
+    pub(super) async fn account_with_digest(&self, text: &str) -> Result<Option<Digest>, OperationError> {
+        let digits = text.strip_prefix('#').filter(|_| is_digest(text));
+        let Some(digest) = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()) else { return Ok(None) };
+        // It is the first half of the key, so the account is the first one of a range.
+        let first = u128::from(digest) << 64;
+        let after = first.checked_sub(1).map(Digest::from_u128);
+        let found = self.limiter.list(Kind::Accounts, after, 1).await?;
+        let key = found.into_iter().find_map(|listed| match listed {
+            Listed::Account { key, .. } => Some(key),
+            _ => None,
+        });
+        match key.filter(|key| key.to_u128() >> 64 == u128::from(digest)) {
+            Some(key) => Ok(Some(key)),
+            None if self.limiter.account_named(text).await?.is_some() => Ok(None),
+            None => Err(OperationError::UnknownDigest),
         }
     }
 

@@ -10,7 +10,7 @@ use threshold_core::control::ControlChange;
 use threshold_core::policy::{Ban, Layer, Owner, Setting};
 use threshold_core::{Digest, Span, Timestamp};
 use threshold_limiter::LoginError;
-use threshold_limiter::store::StoreError;
+use threshold_limiter::store::{AccountChange, Command, StoreError};
 
 use super::Desk;
 use super::audit::{Entry, moment};
@@ -35,6 +35,10 @@ pub(crate) enum OperationError {
     UnknownBan,
     /// More than one ban has an id that begins like this; they are described. Nothing was changed.
     AmbiguousBan(Vec<String>),
+    /// The key is a digest, and no caller with this digest was stopped of late. Nothing was changed.
+    UnknownDigest,
+    /// More than one caller has this digest; they are described. Nothing was changed.
+    AmbiguousDigest(Vec<String>),
     /// The entry of a list with this index is invalid. Nothing was changed.
     InvalidEntry { index: usize, message: String },
     /// There is no journal, and so no audit.
@@ -166,10 +170,20 @@ impl Desk {
         let turn = self.operations.lock().await;
         // Read inside the turn: after the change nobody can tell what was forgiven.
         let action = format!("forgive: {}", self.subject(whom).await?.describe());
+        let by_digest = match whom {
+            Target::Account(name) => self.account_with_digest(name).await?,
+            Target::Subject(..) => None,
+        };
         let change = self.begin(Entry { who, action, layer: whom.layer_name(), key: whom.key(), why: reason })?;
         let forgiven = match whom {
             Target::Subject(layer, key) => self.limiter.forgive_async(layer, key).await.map_err(LoginError::Store),
-            Target::Account(name) => self.limiter.pardon_account_async(name).await,
+            Target::Account(name) => match by_digest {
+                Some(account) => {
+                    let lift = Command::ChangeAccount { account, change: AccountChange::Lift };
+                    self.limiter.execute(lift).await.map(drop).map_err(LoginError::Store)
+                }
+                None => self.limiter.pardon_account_async(name).await,
+            },
         };
         match forgiven {
             Ok(()) => {

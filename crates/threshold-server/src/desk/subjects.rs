@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use threshold_core::explain::{SubjectBudget, SubjectLadder};
 use threshold_core::ladder::Penalty;
+use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry, Listed, Policy};
 use threshold_core::{Digest, Standing, Timestamp, TraceId};
 use threshold_limiter::store::{Answer, Command, Kind, Listed as Record, StoreError};
 
 use super::audit::moment;
+use super::names::is_digest;
 use super::{Desk, OperationError};
 
 /// The target of a lookup: a subject in a layer of the policy, or the account of a login.
@@ -114,7 +116,7 @@ impl<'a> Target<'a> {
     }
 
     /// Returns the same kind of target with another key.
-    pub(super) fn with_key(self, key: &str) -> Target<'_> {
+    pub(crate) fn with_key(self, key: &str) -> Target<'_> {
         match self {
             Self::Subject(layer, _) => Target::Subject(layer, key),
             Self::Account(_) => Target::Account(key),
@@ -135,6 +137,8 @@ impl<'a> Target<'a> {
             Self::Subject(layer, _) => {
                 policy.subject_key(layer, key).map_err(|error| OperationError::invalid("key", error.to_string()))
             }
+            // A digest is the account's, whosever it is.
+            Self::Account(_) if is_digest(key) => Ok(key.into()),
             Self::Account(_) => {
                 policy.subject_key(Layer::User, key).map_err(|error| OperationError::invalid("key", error.to_string()))
             }
@@ -171,8 +175,13 @@ impl Desk {
         Ok(match whom.with_key(&key) {
             Target::Subject(layer, key) => self.layer_subject(layer, key).await?,
             Target::Account(name) => {
-                let digest = self.policy().account_digest(name).ok().flatten().map(shown_digest);
-                Subject { account: Some(self.account(name).await?), digest, ..Subject::default() }
+                let found = self.account_with_digest(name).await?;
+                let digest = found.or_else(|| self.policy().account_digest(name).ok().flatten()).map(shown_digest);
+                let known = match found {
+                    Some(key) => self.limiter.account(key).await?,
+                    None => self.limiter.account_named(name).await?,
+                };
+                Subject { account: Some(self.account_state(known)), digest, ..Subject::default() }
             }
         })
     }
@@ -288,11 +297,10 @@ impl Desk {
         })
     }
 
-    async fn account(&self, name: &str) -> Result<AccountState, StoreError> {
+    fn account_state(&self, known: Option<Account>) -> AccountState {
         let login = self.policy().login().cloned().unwrap_or_default();
-        let known = self.limiter.account_named(name).await?;
         let (account, now) = (known.unwrap_or_default(), self.now());
-        Ok(AccountState { failures: account.failures(now), locked_until: account.locked_until(&login, now) })
+        AccountState { failures: account.failures(now), locked_until: account.locked_until(&login, now) }
     }
 }
 

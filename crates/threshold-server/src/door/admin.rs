@@ -65,7 +65,7 @@ struct BanBody {
 struct NewBan<'a> {
     layer: LayerName,
     /// An address or CIDR (edge), a tenant, or a user. An IPv6 address without a prefix stands for the policy's
-    /// `ipv6_prefix`; `ADDR/128` is one address.
+    /// `ipv6_prefix`; `ADDR/128` is one address. Or a digest as events and logs show it, of the last hour.
     #[serde(borrow)]
     #[schemars(length(min = 1))]
     key: Text<'a>,
@@ -158,7 +158,8 @@ async fn add(operator: Operator, State(app): State<Arc<App>>, JsonBody(body): Js
     let NewBan { layer, key, reason, duration_sec } = read(&body)?;
     // The bounds are checked by the desk, which all doors share.
     let seconds = duration_sec.map(Whole::number);
-    let new = desk::NewBan { layer: layer.0, key: key.as_str(), reason: reason.as_str(), seconds };
+    let key = app.desk.named(layer.0, key.as_str())?;
+    let new = desk::NewBan { layer: layer.0, key: &key, reason: reason.as_str(), seconds };
     let (id, ban) = app.desk.ban(&operator.0, new).await?;
     Ok(json(StatusCode::OK, &BanBody::new(id, Some(&ban), ban.until, &app.desk.policy())))
 }
@@ -182,6 +183,7 @@ async fn lift_subject(
     let layer = layer.ok_or_else(|| ApiError::bad("layer", "the layer is missing"))?;
     let layer = layer_named(&layer).ok_or_else(|| ApiError::bad("layer", unknown_layer(&layer)))?;
     let key = key.ok_or_else(|| ApiError::bad("key", "the key is missing"))?;
+    let key = app.desk.named(layer, &key)?;
     let lifted = app.desk.lift_subject(&operator.0, (layer, &key), reason.as_deref()).await?;
     Ok(json(StatusCode::OK, &LiftedBody { ok: true, lifted }))
 }

@@ -85,6 +85,15 @@ impl From<OperationError> for ApiError {
                 let message = format!("more than one ban has an id that begins so: {}", bans.join(", "));
                 Self::new(StatusCode::CONFLICT, "ambiguous_ban", message).about(Some("id".to_owned()))
             }
+            OperationError::UnknownDigest => {
+                let message = "nobody with this digest is known: the names of callers are kept on the node that denied, warned or \
+                               struck them, for an hour after the last time; give the name, or a digest of a newer event";
+                Self::new(StatusCode::NOT_FOUND, "unknown_digest", message).about(Some("key".to_owned()))
+            }
+            OperationError::AmbiguousDigest(callers) => {
+                let message = format!("more than one caller has this digest, name the tenant: {}", callers.join(", "));
+                Self::new(StatusCode::CONFLICT, "ambiguous_digest", message).about(Some("key".to_owned()))
+            }
             OperationError::InvalidEntry { index, message } => Self::bad("bans", message).at(Some(index)),
             OperationError::NoJournal => {
                 let message = "this server has no journal (--no-db), and so no audit; its log has the same lines";

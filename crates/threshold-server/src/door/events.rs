@@ -154,6 +154,7 @@ async fn erase(
         return Err(ApiError::bad("userId", "name the subject: userId, ip or tenant"));
     }
     app.desk.audit_erasure(&operator.0, &subjects, reason.as_deref()).await?;
+    forget_names(&app, &filters);
     let erased = tokio::task::spawn_blocking(move || {
         // Those that wait in the queue too.
         app.signals.collect(&policy, app.desk.now());
@@ -161,6 +162,18 @@ async fn erase(
     });
     let erased = erased.await.map_err(|_| unavailable())??;
     Ok(json(StatusCode::OK, &ErasedBody { ok: true, erased }))
+}
+
+/// Forgets the names behind the digests of an erased subject: the narrowest that is named, as others share the rest.
+fn forget_names(app: &App, filters: &[Filter]) {
+    let values = |field| filters.iter().find(|filter| filter.field == field).map(|filter| filter.values.as_slice());
+    let tenant = values(Field::Tenant);
+    match (values(Field::UserId), values(Field::Ip), tenant) {
+        (Some(users), _, tenant) => app.desk.forget_names(Layer::User, users, tenant),
+        (None, Some(addresses), _) => app.desk.forget_names(Layer::Edge, addresses, None),
+        (None, None, Some(tenants)) => app.desk.forget_names(Layer::Tenant, tenants, None),
+        (None, None, None) => {}
+    }
 }
 
 async fn report(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -173,7 +186,7 @@ async fn report(State(app): State<Arc<App>>, request: Request) -> Result<Respons
     // Megabytes of JSON would hold up the requests of this thread.
     let shared = Arc::clone(&app);
     let reported = tokio::task::spawn_blocking(move || {
-        let read = report::read(&body, &policy, now)?;
+        let read = report::read(&body, &policy, now, |event| shared.desk.names.see_reported(event, &policy, now))?;
         let all = read.events.len().saturating_add(read.ignored);
         Ok::<_, ApiError>((all, shared.signals.report(read.events, &policy, now)))
     });

@@ -9,7 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::door::{App, Problem};
 
-/// How often ended bans and old events are removed. Bans are never applied after their end, so this only bounds memory.
+/// How often ended bans, old events and old names are removed. None of them has an effect after its end, so this only bounds memory.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the number of lines that were left out of the log is reported, if no further line reports it: at the end of the
 /// second that they are counted by.
@@ -54,6 +54,7 @@ pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters
     let app = Arc::clone(app);
     every(SWEEP_INTERVAL, move || {
         app.desk.sweep_bans();
+        app.desk.forget_old_names();
         app.signals.database.sweep(app.desk.now());
     });
 }

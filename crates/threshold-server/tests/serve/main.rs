@@ -19,6 +19,7 @@ mod client;
 mod clock;
 mod crash;
 mod deploy;
+mod digests;
 mod disk;
 mod events;
 mod forward_auth;

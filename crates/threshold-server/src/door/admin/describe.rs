@@ -12,6 +12,13 @@ const TOO_MANY_WRONG_TOKENS: (u16, &str) = (429, "Too many wrong tokens came fro
 const NOT_SAVED: (u16, &str) = (503, "The change is not on disk yet (`not_saved`), or was not made (`not_recorded`)");
 const READ_ONLY: (u16, &str) = (403, "The token is read-only, or Host or Origin is not a name of this server");
 const NOT_FOUND: (u16, &str) = (404, "There is nothing at this path");
+/// The errors of a key that is a digest.
+const UNKNOWN_DIGEST: (u16, &str) = (
+    404,
+    "The key is a digest of no caller that was stopped in the last hour (`unknown_digest`), or the path is another one",
+);
+const AMBIGUOUS_DIGEST: (u16, &str) =
+    (409, "The key is a digest of users of several tenants, which the message lists (`ambiguous_digest`)");
 
 pub(super) fn list_bans(schemas: &mut Schemas) -> Operation {
     let bans = json!({"type": "array", "items": schemas.of::<BanBody>()});
@@ -44,14 +51,16 @@ pub(super) fn lift_subject(schemas: &mut Schemas) -> Operation {
         .parameter(query("layer"))
         .parameter(query("key"))
         .parameter(reason())
-        .errors(&[(404, "There is no ban on exactly this subject")])
+        .errors(&[(404, "There is no ban on exactly this subject, or its digest is unknown"), AMBIGUOUS_DIGEST])
 }
 
 pub(super) fn add_ban(schemas: &mut Schemas) -> Operation {
     let body = schemas.of::<NewBan<'_>>();
-    change("ban", "Ban an address, a tenant or a user", &schemas.of::<BanBody>())
-        .body(body)
-        .errors(&[(507, "The list of bans is full")])
+    change("ban", "Ban an address, a tenant or a user", &schemas.of::<BanBody>()).body(body).errors(&[
+        UNKNOWN_DIGEST,
+        AMBIGUOUS_DIGEST,
+        (507, "The list of bans is full"),
+    ])
 }
 
 pub(super) fn lift_ban(schemas: &mut Schemas) -> Operation {
@@ -68,7 +77,7 @@ pub(super) fn subject(schemas: &mut Schemas) -> Operation {
     operator_call("subject", "Return the state of a subject or an account", &schemas.of::<SubjectBody>())
         .parameter(path_parameter("layer"))
         .parameter(path_parameter("key"))
-        .errors(&[NOT_FOUND])
+        .errors(&[UNKNOWN_DIGEST, AMBIGUOUS_DIGEST])
 }
 
 pub(super) fn forgive(schemas: &mut Schemas) -> Operation {
@@ -77,7 +86,7 @@ pub(super) fn forgive(schemas: &mut Schemas) -> Operation {
         .parameter(path_parameter("layer"))
         .parameter(path_parameter("key"))
         .parameter(reason())
-        .errors(&[NOT_FOUND])
+        .errors(&[UNKNOWN_DIGEST, AMBIGUOUS_DIGEST])
 }
 
 pub(super) fn tenant(schemas: &mut Schemas) -> Operation {
@@ -97,15 +106,18 @@ pub(super) fn set_user(schemas: &mut Schemas) -> Operation {
 }
 
 fn setting(schemas: &mut Schemas, id: &'static str, summary: &'static str) -> Operation {
-    operator_call(id, summary, &schemas.of::<SettingBody>()).parameter(path_parameter("id")).errors(&[NOT_FOUND])
+    operator_call(id, summary, &schemas.of::<SettingBody>())
+        .parameter(path_parameter("id"))
+        .errors(&[UNKNOWN_DIGEST, AMBIGUOUS_DIGEST])
 }
 
 fn set(schemas: &mut Schemas, id: &'static str, summary: &'static str) -> Operation {
     let body = schemas.of::<NewSetting<'_>>();
-    change(id, summary, &schemas.of::<SettingBody>())
-        .parameter(path_parameter("id"))
-        .body(body)
-        .errors(&[NOT_FOUND, (507, "The list of settings is full")])
+    change(id, summary, &schemas.of::<SettingBody>()).parameter(path_parameter("id")).body(body).errors(&[
+        UNKNOWN_DIGEST,
+        AMBIGUOUS_DIGEST,
+        (507, "The list of settings is full"),
+    ])
 }
 
 /// A call that a read-only token may make.

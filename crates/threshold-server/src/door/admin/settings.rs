@@ -1,5 +1,6 @@
 //! `/v1/tenants/ID` and `/v1/users/ID`: settings that override the policy for one tenant or user, until a time.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Timestamp;
-use threshold_core::policy::{Owner, Setting};
+use threshold_core::policy::{Layer, Owner, Setting};
 use threshold_limiter::api::{Text, Whole, read};
 
 use super::operator::{Operator, Reader};
@@ -61,11 +62,11 @@ pub(super) async fn tenant(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    show(&app, Owner::Tenant, id)
+    show(&app, Owner::Tenant, &id)
 }
 
 pub(super) async fn user(_: Reader, State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    show(&app, Owner::User, id)
+    show(&app, Owner::User, &id)
 }
 
 pub(super) async fn set_tenant(
@@ -74,7 +75,7 @@ pub(super) async fn set_tenant(
     Path(id): Path<String>,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    set(&app, &operator, Owner::Tenant, id, &body).await
+    set(&app, &operator, Owner::Tenant, &id, &body).await
 }
 
 pub(super) async fn set_user(
@@ -83,18 +84,28 @@ pub(super) async fn set_user(
     Path(id): Path<String>,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    set(&app, &operator, Owner::User, id, &body).await
+    set(&app, &operator, Owner::User, &id, &body).await
 }
 
-fn show(app: &App, owner: Owner, id: String) -> Result<Response, ApiError> {
-    let setting = app.desk.setting_of(owner, &id)?;
-    Ok(json(StatusCode::OK, &SettingBody::new(id, setting.as_ref())))
+fn show(app: &App, owner: Owner, id: &str) -> Result<Response, ApiError> {
+    let (name, shown) = named(app, owner, id)?;
+    let setting = app.desk.setting_of(owner, &name)?;
+    Ok(json(StatusCode::OK, &SettingBody::new(shown, setting.as_ref())))
 }
 
-async fn set(app: &App, operator: &Operator, owner: Owner, id: String, body: &[u8]) -> Result<Response, ApiError> {
+async fn set(app: &App, operator: &Operator, owner: Owner, id: &str, body: &[u8]) -> Result<Response, ApiError> {
     let new: NewSetting<'_> = read(body)?;
-    let setting = app.desk.set(&operator.0, owner, &id, new.into()).await?;
-    Ok(json(StatusCode::OK, &SettingBody::new(id, setting.as_ref())))
+    let (name, shown) = named(app, owner, id)?;
+    let setting = app.desk.set(&operator.0, owner, &name, new.into()).await?;
+    Ok(json(StatusCode::OK, &SettingBody::new(shown, setting.as_ref())))
+}
+
+/// Returns the name behind a digest, or the id as it is, and the form in which the answer shows it.
+fn named<'a>(app: &App, owner: Owner, id: &'a str) -> Result<(Cow<'a, str>, String), ApiError> {
+    let layer = if owner == Owner::User { Layer::User } else { Layer::Tenant };
+    let name = app.desk.named(layer, id).map_err(|error| ApiError::from(error).about(Some("id".to_owned())))?;
+    let shown = if name == id { id.to_owned() } else { app.desk.shown_name(layer, &name) };
+    Ok((name, shown))
 }
 
 impl From<NewSetting<'_>> for desk::NewSetting {

@@ -1,5 +1,6 @@
 //! `/v1/subjects/LAYER/KEY`: the state of a subject or an account, and its forgiveness.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
@@ -169,8 +170,14 @@ pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path((layer, key)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let subject = app.desk.subject(target(&layer, &key)?).await?;
-    Ok(json(StatusCode::OK, &SubjectBody::new(subject, layer, key, &app.desk.policy())))
+    let target = target(&layer, &key)?;
+    let name = named(target, &app)?;
+    let shown = match target {
+        Target::Subject(layer, _) if *name != key => app.desk.shown_name(layer, &name),
+        _ => key.clone(),
+    };
+    let subject = app.desk.subject(target.with_key(&name)).await?;
+    Ok(json(StatusCode::OK, &SubjectBody::new(subject, layer, shown, &app.desk.policy())))
 }
 
 pub(super) async fn forgive(
@@ -179,8 +186,18 @@ pub(super) async fn forgive(
     Path((layer, key)): Path<(String, String)>,
     Query(ReasonQuery { reason }): Query<ReasonQuery>,
 ) -> Result<Response, ApiError> {
-    app.desk.forgive(&operator.0, target(&layer, &key)?, reason.as_deref()).await?;
+    let target = target(&layer, &key)?;
+    let name = named(target, &app)?;
+    app.desk.forgive(&operator.0, target.with_key(&name), reason.as_deref()).await?;
     Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
+}
+
+/// Returns the name behind a digest, or the key as it is.
+fn named<'a>(target: Target<'a>, app: &App) -> Result<Cow<'a, str>, ApiError> {
+    match target {
+        Target::Subject(layer, key) => Ok(app.desk.named(layer, key)?),
+        Target::Account(name) => Ok(name.into()),
+    }
 }
 
 fn target<'a>(layer: &str, key: &'a str) -> Result<Target<'a>, ApiError> {

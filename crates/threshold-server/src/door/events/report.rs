@@ -63,8 +63,8 @@ struct FirewallEvent<'a> {
 /// A field, and what is wrong with it.
 type FieldError = (String, String);
 
-/// Reads a body.
-pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp) -> Result<Reported, ApiError> {
+/// Reads a body. `named` gets each event before its names are hidden.
+pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp, named: impl Fn(&Event)) -> Result<Reported, ApiError> {
     // By its first bytes: Logpush compresses its test upload too.
     let is_compressed = body.starts_with(&[0x1f, 0x8b]);
     let text: Box<dyn Read + '_> = if is_compressed { Box::new(MultiGzDecoder::new(body)) } else { Box::new(body) };
@@ -86,6 +86,7 @@ pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp) -> Result<Repor
     for event in &mut reported.events {
         // A clock that goes ahead must not keep an event for longer than others.
         event.at = event.at.min(now);
+        named(event);
         hide_names(event, policy);
     }
     Ok(reported)
@@ -358,7 +359,7 @@ mod tests {
 
     fn report(body: &str) -> Result<Reported, ApiError> {
         let policy = Policy::parse("[identity]\nlog_identifiers = true", &|_| None).unwrap();
-        read(body.as_bytes(), &policy, START)
+        read(body.as_bytes(), &policy, START, |_| {})
     }
 
     fn block(datetime: &str) -> String {
@@ -455,7 +456,7 @@ mod tests {
                 r##"[{{"id":"00000000-0000-4000-8000-000000000000","at":1767225600000,"blocked":true,"userId":"{name}","ip":"{name}",
                 "subject":"user={name}","strikes":1}}]"##
             );
-            let event = read(body.as_bytes(), &policy, START).unwrap().events.pop().unwrap();
+            let event = read(body.as_bytes(), &policy, START, |_| {}).unwrap().events.pop().unwrap();
             [event.user_id.unwrap(), event.ip.unwrap(), event.strike.unwrap().subject]
         };
         for name in ["#ada", "#0123456789abcde", "#0123456789ABCDEF", "#0123456789abcdef0"] {

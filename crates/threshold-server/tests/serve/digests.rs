@@ -1,0 +1,195 @@
+//! Tests that operators can act on the digests that events, alerts and logs show in place of names.
+
+use std::net::TcpStream;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::client::{Answer, Client};
+use super::process::{Scratch, Server, Start};
+
+const POLICY: &str = r#"
+[[rule]]
+name = "posts"
+layer = "user"
+per = ["user"]
+limit = "1/h"
+algorithm = "fixed-window"
+anchor = "first"
+log = "each"
+"#;
+
+fn start(folder: &Scratch, policy: &str) -> Server {
+    let file = folder.path().join("policy.toml");
+    std::fs::write(&file, policy).unwrap();
+    let db = folder.path().join("threshold.db");
+    Start { policy: Some(&file), args: &["--db", db.to_str().unwrap()], ..Start::default() }.server()
+}
+
+/// Denies a caller, and returns its event.
+fn denied(client: &mut Client<TcpStream>, user: &str, ip: &str) -> Value {
+    let body = json!({"user": user, "ip": ip}).to_string();
+    client.post("/v1/check", &body).unwrap();
+    let answer = client.post("/v1/check", &body).unwrap().json();
+    assert_eq!(answer["allowed"], false);
+    let trace = answer["traceId"].as_str().unwrap();
+    let found = client.send("GET", &format!("/v1/events?traceId={trace}"), &[], "").unwrap().json();
+    found["events"][0].clone()
+}
+
+/// Returns a field of an event as it is written into a path or a query.
+fn shown(event: &Value, field: &str) -> String {
+    let digest = event[field].as_str().unwrap();
+    assert!(digest.starts_with('#') && digest.len() == 17, "{event}");
+    digest.replace('#', "%23")
+}
+
+fn call(client: &mut Client<TcpStream>, method: &str, path: &str, body: &Value) -> Answer {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    client.send(method, path, &[("content-type", "application/json")], &body).unwrap()
+}
+
+fn run(server: &Server, args: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
+    let output = command.args(args).args(["--server", &server.place]).env_clear().output().unwrap();
+    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+/// An operator who was told of `#9b1e44c07d2a6f35` could neither look it up nor ban it: no name was known anywhere.
+///
+/// Woken by leaving out `named` in any of the calls.
+#[test]
+fn a_digest_of_an_event_can_be_looked_up_banned_forgiven_and_given_a_limit() {
+    let folder = Scratch::folder();
+    let server = start(&folder, POLICY);
+    let client = &mut server.connect();
+    let event = denied(client, "eve", "203.0.113.7");
+    let (user, ip) = (shown(&event, "userId"), shown(&event, "ip"));
+    // The digest of the log is the same.
+    let line = server.wait_for_log("denied");
+    assert!(line.contains(event["userId"].as_str().unwrap()) && line.contains(event["ip"].as_str().unwrap()), "{line}");
+    let subject = call(client, "GET", &format!("/v1/subjects/user/{user}"), &Value::Null).json();
+    assert_eq!((&subject["key"], &subject["digest"]), (&json!("eve"), &event["userId"]));
+    assert_eq!(subject["budgets"][0]["used"], 1, "{subject}");
+    let forgiven = call(client, "DELETE", &format!("/v1/subjects/user/{user}"), &Value::Null);
+    assert_eq!(forgiven.status, 200, "{}", forgiven.body);
+    let check = |client: &mut Client<TcpStream>| client.post("/v1/check", r#"{"user":"eve"}"#).unwrap().json();
+    assert_eq!(check(client)["allowed"], true, "forgiven");
+    let setting = call(client, "PUT", &format!("/v1/users/{user}"), &json!({"times": 3})).json();
+    assert_eq!((&setting["id"], &setting["times"]), (&json!("eve"), &json!(3)));
+    assert_eq!(call(client, "GET", "/v1/users/eve", &Value::Null).json(), setting);
+    assert_eq!(call(client, "GET", &format!("/v1/users/{user}"), &Value::Null).json(), setting);
+    let new = json!({"layer": "user", "key": event["userId"], "reason": "scrapes"});
+    let ban = call(client, "POST", "/v1/bans", &new).json();
+    assert_eq!((&ban["layer"], &ban["key"]), (&json!("user"), &json!("eve")));
+    assert_eq!(check(client)["banned"], true);
+    assert_eq!(call(client, "DELETE", &format!("/v1/bans?layer=user&key={user}"), &Value::Null).json()["lifted"], 1);
+    assert_eq!(check(client)["banned"], false);
+    // The address of the same request, by the commands.
+    let digest = event["ip"].as_str().unwrap();
+    let (code, text) = run(&server, &["subject", "edge", digest]);
+    assert!(code == Some(0) && text.starts_with(&format!("edge 203.0.113.7\ndigest {digest} ")), "{text}");
+    let (code, text) = run(&server, &["bans", "add", "ip", digest, "--reason", "scrapes"]);
+    assert!(code == Some(0) && text.contains("203.0.113.7"), "{text}");
+    assert_eq!(run(&server, &["bans", "lift", "ip", digest]), (Some(0), "lifted\n".to_owned()));
+    // Not with the wrong kind, and not if nobody has it.
+    for (layer, key) in [("edge", user.as_str()), ("user", &ip), ("tenant", &user), ("user", "%230123456789abcdef")] {
+        let unknown = call(client, "GET", &format!("/v1/subjects/{layer}/{key}"), &Value::Null);
+        assert_eq!((unknown.status, &unknown.json()["error"]), (404, &json!("unknown_digest")), "{layer} {key}");
+        assert!(unknown.body.contains("for an hour after the last time"), "{}", unknown.body);
+    }
+    let audit = call(client, "GET", "/v1/audit", &Value::Null).json();
+    assert!(audit.as_array().unwrap().iter().any(|line| line["about"] == "user eve"), "{audit}");
+}
+
+/// The list of locks has digests only, and an account could be unlocked only by somebody who knew its name.
+///
+/// Woken by looking for a name in `account_with_digest`.
+#[test]
+fn a_locked_account_is_unlocked_by_its_digest() {
+    let folder = Scratch::folder();
+    let server = start(&folder, &format!("[login]\n{POLICY}"));
+    let client = &mut server.connect();
+    let attempt = |client: &mut Client<TcpStream>| {
+        let body = json!({"account": "ada", "ip": "203.0.113.7"}).to_string();
+        client.post("/v1/login/attempt", &body).unwrap().json()["attempt"].clone()
+    };
+    while let Value::String(attempt) = attempt(client) {
+        client.post("/v1/login/result", &json!({"attempt": attempt, "success": false}).to_string()).unwrap();
+    }
+    let locks = call(client, "GET", "/v1/locks", &Value::Null).json();
+    let digest = locks[0]["digest"].as_str().unwrap();
+    let path = format!("/v1/subjects/account/{}", digest.replace('#', "%23"));
+    let subject = call(client, "GET", &path, &Value::Null).json();
+    assert_eq!((&subject["key"], &subject["digest"]), (&json!(digest), &json!(digest)));
+    assert_eq!((&subject["lockedUntil"], &subject["failures"]), (&locks[0]["lockedUntil"], &locks[0]["failures"]));
+    assert_eq!(call(client, "DELETE", &path, &Value::Null).status, 200);
+    assert_eq!(call(client, "GET", "/v1/locks", &Value::Null).json(), json!([]));
+    let unknown = call(client, "DELETE", "/v1/subjects/account/%230123456789abcdef", &Value::Null);
+    assert_eq!((unknown.status, &unknown.json()["error"]), (404, &json!("unknown_digest")));
+    let audit = call(client, "GET", "/v1/audit", &Value::Null).json();
+    assert_eq!((audit[0]["about"].clone(), audit.as_array().unwrap().len()), (json!(format!("account {digest}")), 1));
+}
+
+/// Woken by leaving out `see_reported`.
+#[test]
+fn an_address_that_the_edge_has_reported_can_be_banned_by_its_digest() {
+    let folder = Scratch::folder();
+    let server = start(&folder, POLICY);
+    let client = &mut server.connect();
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let line = json!({"Action": "block", "Datetime": seconds, "ClientIP": "2001:db8::7"}).to_string();
+    assert_eq!(client.post("/v1/events", &line).unwrap().json()["accepted"], 1);
+    let events = client.send("GET", "/v1/events", &[], "").unwrap().json();
+    let new = json!({"layer": "edge", "key": events["events"][0]["ip"], "reason": "scrapes"});
+    let ban = call(client, "POST", "/v1/bans", &new).json();
+    assert_eq!(ban["key"], "2001:db8::/64", "{ban}");
+}
+
+/// Woken by leaving out `forget_names`.
+#[test]
+fn an_erased_name_is_found_no_longer_and_is_in_no_file() {
+    let folder = Scratch::folder();
+    let server = start(&folder, POLICY);
+    let client = &mut server.connect();
+    let (event, other) = (denied(client, "canary-user", "203.0.113.7"), denied(client, "other", "203.0.113.8"));
+    let look = |client: &mut Client<TcpStream>, event: &Value| {
+        call(client, "GET", &format!("/v1/subjects/user/{}", shown(event, "userId")), &Value::Null).status
+    };
+    assert_eq!((look(client, &event), look(client, &other)), (200, 200));
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        assert!(!String::from_utf8_lossy(&bytes).contains("canary-user"));
+    }
+    let path = format!("/v1/events?userId={}", shown(&event, "userId"));
+    assert_eq!(call(client, "DELETE", &path, &Value::Null).json()["erased"], 1);
+    assert_eq!((look(client, &event), look(client, &other)), (404, 200));
+}
+
+/// The name of a secret identity is an API key or a session. No answer shows it.
+///
+/// Woken by answering with the name in place of `shown_name`.
+#[test]
+fn a_secret_name_is_acted_on_and_never_shown() {
+    let folder = Scratch::folder();
+    let server = start(&folder, &format!("identity = {{ secret = ['user'], log_identifiers = true }}\n{POLICY}"));
+    let client = &mut server.connect();
+    let secret = "sk_live_0123456789";
+    let event = denied(client, secret, "203.0.113.7");
+    let user = shown(&event, "userId");
+    let new = json!({"layer": "user", "key": event["userId"], "reason": "leaked"});
+    let answers = [
+        call(client, "GET", &format!("/v1/subjects/user/{user}"), &Value::Null),
+        call(client, "PUT", &format!("/v1/users/{user}"), &json!({"times": 3})),
+        call(client, "POST", "/v1/bans", &new),
+        call(client, "GET", "/v1/bans", &Value::Null),
+        call(client, "GET", "/v1/audit", &Value::Null),
+    ];
+    for answer in answers {
+        assert!(answer.status == 200 && !answer.body.contains(secret), "{}", answer.body);
+        assert!(answer.body.contains(event["userId"].as_str().unwrap()), "{}", answer.body);
+    }
+    let body = json!({"user": secret}).to_string();
+    assert_eq!(client.post("/v1/check", &body).unwrap().json()["banned"], true);
+    assert_eq!(call(client, "DELETE", &format!("/v1/bans?layer=user&key={user}"), &Value::Null).status, 200);
+}
