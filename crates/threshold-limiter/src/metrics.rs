@@ -20,14 +20,14 @@ mod encode;
 mod shards;
 mod watched;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::registry::Registry;
 use threshold_core::Verdict;
-use threshold_core::policy::{Policy, TokenError};
+use threshold_core::policy::{Mode, Policy, TokenError};
 
 use crate::observer::{
     ObservedDecision, ObservedOperation, Observer, Operation, OperationResult, Refused, TokenRefused,
@@ -81,11 +81,13 @@ struct Counts {
 }
 
 /// The counts by layer and rule, in the order in which they are written.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Rules {
     /// The newest policy so far; `None` before the first decision.
     generation: Option<u64>,
     counts: BTreeMap<(&'static str, String), Arc<RuleCounts>>,
+    /// Those that only observe.
+    observing: BTreeSet<(&'static str, String)>,
 }
 
 impl Observer for Counts {
@@ -112,7 +114,10 @@ impl Observer for Counts {
             series = shard.series();
         }
         let bound = decision.bound_by().and_then(|reading| series.rules.get(reading.rule()));
-        bound.map_or(&series.unbound, |(_, counts)| counts).count(thread, decision.verdict);
+        bound.unwrap_or(&series.unbound).count(thread, decision.verdict);
+        if series.observes {
+            count_observed(thread, &series, observed);
+        }
         if decision.verdict != Verdict::Allow || decision.degraded.is_some() {
             count_unusual(shard, observed);
         }
@@ -164,13 +169,32 @@ fn count_unusual(shard: &Shard, &ObservedDecision { decision, facts, policy, .. 
     }
 }
 
+/// Counts what rules that only observe would have denied. Policies without such rules do not come here.
+#[inline(never)]
+fn count_observed(
+    thread: usize,
+    series: &Series,
+    &ObservedDecision { operation, decision, .. }: &ObservedDecision<'_>,
+) {
+    // What is recorded has happened, and a list decides before any limit.
+    if operation == Operation::Record || decision.listed.is_some() {
+        return;
+    }
+    for reading in decision.readings.iter().filter(|reading| !reading.enforced && !reading.allowed) {
+        if let Some(counts) = series.rules.get(reading.rule()) {
+            counts.count_observed(thread);
+        }
+    }
+}
+
 impl Counts {
     /// Returns the series of a policy. Those of rules that a newer policy does not have are removed: otherwise each reload with new
     /// names would add some.
     #[cold]
     fn series_of(&self, policy: &Policy) -> Series {
         let mut rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let Rules { generation, counts } = &mut *rules;
+        let Rules { generation, counts, observing } = &mut *rules;
+        let observed = || policy.rules().iter().filter(|rule| rule.mode == Mode::Observe);
         let is_newest = generation.is_none_or(|newest| newest <= policy.generation());
         if is_newest {
             *generation = Some(policy.generation());
@@ -178,6 +202,7 @@ impl Counts {
                 layer == "none" || policy.rules().iter().any(|rule| (rule.layer.name(), &*rule.name) == (layer, name))
             };
             counts.retain(|(layer, name), _| stays(layer, name));
+            *observing = observed().map(|rule| (rule.layer.name(), rule.name.to_string())).collect();
         }
         let mut counts_of = |layer: &'static str, rule: &str| {
             let known = counts.get(&(layer, rule.to_owned())).cloned();
@@ -192,8 +217,9 @@ impl Counts {
         };
         Series {
             generation: Some(policy.generation()),
+            observes: observed().next().is_some(),
             unbound: counts_of("none", ""),
-            rules: policy.rules().iter().map(|rule| (rule.layer, counts_of(rule.layer.name(), &rule.name))).collect(),
+            rules: policy.rules().iter().map(|rule| counts_of(rule.layer.name(), &rule.name)).collect(),
         }
     }
 }

@@ -68,7 +68,8 @@ impl Collector for Counts {
 
 impl Counts {
     fn encode_decisions(&self, encoder: &mut Encoder<'_>) -> Result<(), Error> {
-        let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner).counts.clone();
+        let super::Rules { counts: rules, observing, .. } =
+            self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let by_verdict = rules.iter().flat_map(|((layer, rule), counts)| {
             let series = move |(verdict, count): (&'static str, u64)| {
                 ([("layer", *layer), ("rule", rule.as_str()), ("verdict", verdict)], count)
@@ -76,6 +77,12 @@ impl Counts {
             VERDICTS.map(threshold_core::Verdict::name).into_iter().zip(counts.sums()).map(series)
         });
         encoder.counters("threshold_decisions", "Decisions, by the rule that bound them", by_verdict)?;
+        let observed = rules
+            .iter()
+            .filter(|(rule, _)| observing.contains(*rule))
+            .map(|((layer, rule), counts)| ([("layer", *layer), ("rule", rule.as_str())], counts.observed()));
+        let help = "Requests that a rule with mode = \"observe\" would have denied";
+        encoder.counters("threshold_observed", help, observed)?;
         let layers = LAYERS.map(|layer| layer.map_or("none", Layer::name));
         let by_layer = layers.into_iter().zip(self.shards.blocks()).map(|(layer, count)| ([("layer", layer)], count));
         encoder.counters("threshold_blocks", "Requests that were denied or banned, by layer", by_layer)?;

@@ -41,8 +41,10 @@ pub(super) struct Shard {
 pub(super) struct Series {
     /// `None` before the first decision.
     pub(super) generation: Option<u64>,
+    /// Whether a rule of the policy only observes.
+    pub(super) observes: bool,
     /// By the rule's index in the policy.
-    pub(super) rules: Vec<(Layer, Arc<RuleCounts>)>,
+    pub(super) rules: Vec<Arc<RuleCounts>>,
     /// For decisions without a binding rule: allow-listed, banned by an operator, or matched by no rule.
     pub(super) unbound: Arc<RuleCounts>,
 }
@@ -129,13 +131,17 @@ impl Shards {
     }
 }
 
-/// The counts of one rule's verdicts, in parts as above. A part takes one cache line.
+/// The counts of one rule, in parts as above. A part takes one cache line.
 #[derive(Debug, Default)]
 pub(super) struct RuleCounts([RuleShard; SHARDS]);
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct RuleShard([AtomicU64; VERDICTS.len()]);
+struct RuleShard {
+    verdicts: [AtomicU64; VERDICTS.len()],
+    /// What the rule would have denied if it were enforced.
+    observed: AtomicU64,
+}
 
 impl RuleCounts {
     #[inline]
@@ -147,14 +153,25 @@ impl RuleCounts {
             Verdict::Deny => 3,
             Verdict::Ban => 4,
         };
-        if let Some(counter) = self.0.get(thread).and_then(|shard| shard.0.get(place)) {
+        if let Some(counter) = self.0.get(thread).and_then(|shard| shard.verdicts.get(place)) {
             counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn count_observed(&self, thread: usize) {
+        if let Some(shard) = self.0.get(thread) {
+            shard.observed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Returns the counts by verdict.
     pub(super) fn sums(&self) -> [u64; VERDICTS.len()] {
-        std::array::from_fn(|place| self.0.iter().map(|shard| load(&shard.0, place)).sum())
+        std::array::from_fn(|place| self.0.iter().map(|shard| load(&shard.verdicts, place)).sum())
+    }
+
+    /// Returns what the rule would have denied if it were enforced.
+    pub(super) fn observed(&self) -> u64 {
+        self.0.iter().map(|shard| shard.observed.load(Ordering::Relaxed)).sum()
     }
 }
 

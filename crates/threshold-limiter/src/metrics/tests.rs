@@ -1,8 +1,11 @@
 //! Tests of the metrics: what they count, and that no caller can add a series.
 
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use threshold_core::control::ControlChange;
 use threshold_core::decision::Degraded;
+use threshold_core::policy::{Ban, ListEntry, Owner, Setting};
 use threshold_core::{Decision, Facts, Span, Timestamp};
 
 use super::*;
@@ -153,7 +156,34 @@ fn times_and_errors_of_decisions_and_operations_are_counted() {
     );
 }
 
-/// Fails without the `retain` in `renew_series`.
+/// Fails without `count_observed`, if that counts peeks or records, and if a rule that is enforced after a reload keeps its series.
+#[test]
+fn what_observing_rules_would_deny_is_counted() {
+    let observing = format!("{}\nmode = 'observe'", POLICY);
+    let enforced = "[[rule]]\nname = 'all'\nper = ['user']\nlimit = '4/h'\nalgorithm = 'fixed-window'";
+    let metrics = Metrics::new();
+    let tried = policy(&format!("[lists]\ndeny = ['user:mallory']\n{observing}\n{enforced}"));
+    let limiter = Arc::new(crate::Limiter::builder(tried).observer(metrics.observer()).build());
+    metrics.watch(&limiter);
+    has(&metrics, &[r#"threshold_observed_total{layer="user",rule="posts"} 0"#]);
+    let facts = Facts { user: Some("u1"), ..Facts::default() };
+    // Two fit, two are over the limit that is tried, and one is denied by the other rule as well.
+    let allowed = std::array::from_fn(|_| limiter.check(&facts).unwrap().allowed());
+    assert_eq!(allowed, [true, true, true, true, false]);
+    assert!(!limiter.peek(&facts).unwrap().readings.iter().any(|reading| reading.allowed));
+    let _ = limiter.record(&facts).unwrap();
+    for _ in 0..4 {
+        assert!(!limiter.check(&Facts { user: Some("mallory"), ..Facts::default() }).unwrap().allowed());
+    }
+    has(&metrics, &[r#"threshold_observed_total{layer="user",rule="posts"} 3"#]);
+    let series = || metrics.text().lines().filter(|line| line.starts_with("threshold_observed_total{")).count();
+    assert_eq!(series(), 1, "no rule that is enforced has one");
+    limiter.reload(policy(POLICY));
+    let _ = limiter.check(&facts).unwrap();
+    assert_eq!(series(), 0);
+}
+
+/// Fails without the `retain` in `series_of`.
 #[test]
 fn there_are_only_series_of_the_policy_in_force_however_often_it_is_reloaded() {
     let metrics = Metrics::new();
@@ -198,6 +228,7 @@ fn threads_count_exactly() {
     );
 }
 
+/// Fails if one of the three kinds is not counted, or is counted as another.
 #[test]
 fn what_ends_by_time_is_counted() {
     let metrics = Metrics::new();
@@ -209,7 +240,34 @@ fn what_ends_by_time_is_counted() {
         let reserved = limiter.reserve(&facts, Duration::from_secs(60), crate::OnExpire::Release).unwrap();
         assert!(reserved.reservation.is_some());
     }
+    let (from, until) = (limiter.time(), limiter.time().plus(Span::MINUTE));
+    for (number, user) in ["ban 1", "ban 2", "ban 3", "stays"].into_iter().enumerate() {
+        let whom = ListEntry::User(user.into());
+        let until = if number < 3 { until } else { Timestamp::MAX };
+        let ban = Ban { whom: whom.clone(), reason: "r".into(), by: "ops".into(), from, until };
+        now(limiter.change_control(ControlChange::Ban { id: whom.ban_id(limiter.key()), ban: Some(Arc::new(ban)) }));
+    }
+    let (limits, by, reason) = (BTreeMap::new(), "ops".into(), "".into());
+    let setting = Some(Arc::new(Setting { tier: None, limits, times: 2, until, from, by, reason }));
+    now(limiter.change_control(ControlChange::Setting { owner: Owner::User, name: "u2".into(), setting }));
+    let kinds = |counts: [u64; 3]| {
+        let kinds = ["reservation", "ban", "setting"].into_iter().zip(counts);
+        let lines = kinds.map(|(kind, count)| format!(r#"threshold_expired_total{{kind="{kind}"}} {count}"#));
+        has(&metrics, &lines.collect::<Vec<_>>().iter().map(String::as_str).collect::<Vec<_>>());
+    };
+    kinds([0, 0, 0]);
     clock.advance(Span::HOUR);
     let _ = limiter.check(&facts).unwrap();
-    has(&metrics, &[r#"threshold_expired_total{kind="reservation"} 2"#]);
+    limiter.bans().sweep(limiter.time());
+    limiter.end_settings(limiter.now());
+    kinds([2, 3, 1]);
+}
+
+/// Returns the result of a change on a store in memory, which is ready at once.
+fn now<T, E: fmt::Debug>(change: impl Future<Output = Result<T, E>>) -> T {
+    let mut change = std::pin::pin!(change);
+    match change.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result.unwrap(),
+        Poll::Pending => unreachable!("the store in memory answers at once"),
+    }
 }

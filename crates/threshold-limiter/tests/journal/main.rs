@@ -16,6 +16,8 @@ mod cut;
 mod damage;
 mod errors;
 mod lost_commits;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod names;
 mod rebuild;
 mod rotation;
