@@ -134,6 +134,7 @@ impl Desk {
         };
         let limiter = Arc::new(builder.observer(Arc::new(events.sender.clone())).build());
         metrics.limiter.watch(&limiter);
+        metrics.set_policy_loaded(limiter.now());
         metrics.limiter.watch_penalties(&penalties, &limiter);
         if let Some(journal) = &journal {
             metrics.limiter.watch_journal(journal);

@@ -169,6 +169,7 @@ impl App {
     /// Returns all metrics as OpenMetrics text, with gauges as of now.
     pub(crate) fn metrics_text(&self) -> String {
         self.signals.update(&self.desk.metrics);
+        self.health.update(&self.desk.metrics);
         self.desk.metrics.text()
     }
 }

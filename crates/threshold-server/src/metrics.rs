@@ -1,13 +1,18 @@
 //! The metrics for Prometheus: those of the limiter, and what only a server knows. Labels come from the policy and from fixed lists,
 //! so that no caller can add a series.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use threshold_core::alert::AlertLevel;
 use threshold_core::policy::AlertOn;
@@ -25,14 +30,46 @@ pub(crate) struct Metrics {
     login_failures: Counter,
     events_unnamed: Counter,
     events_lost: Counter,
-    sink_lost: Counter,
+    sink_lost: Family<SinkLabels, Counter>,
     alerts_active: Family<AlertLabels, Gauge>,
+    reload_failed: Family<FileLabels, Gauge>,
+    policy_loaded: Gauge<f64, AtomicU64>,
+    certificate_expiry: CertificateExpiry,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AlertLabels {
     alert: &'static str,
     level: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SinkLabels {
+    sink: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FileLabels {
+    file: &'static str,
+}
+
+/// When the certificate in use expires, in Unix seconds. A server without one does not have the gauge.
+#[derive(Debug, Clone, Default)]
+struct CertificateExpiry(Arc<Mutex<Option<i64>>>);
+
+impl CertificateExpiry {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<i64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collector for CertificateExpiry {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(expires) = *self.lock() else { return Ok(()) };
+        let (name, help) =
+            ("threshold_certificate_expires_timestamp_seconds", "When the TLS certificate in use expires");
+        encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&expires)
+    }
 }
 
 const LEVELS: [AlertLevel; 2] = [AlertLevel::Warning, AlertLevel::Critical];
@@ -48,8 +85,11 @@ impl Metrics {
             login_failures: Counter::default(),
             events_unnamed: Counter::default(),
             events_lost: Counter::default(),
-            sink_lost: Counter::default(),
+            sink_lost: Family::default(),
             alerts_active: Family::default(),
+            reload_failed: Family::default(),
+            policy_loaded: Gauge::default(),
+            certificate_expiry: CertificateExpiry::default(),
         };
         // A store in memory always answers, and a shared one has answered when the server starts.
         metrics.store_up.set(1);
@@ -92,6 +132,21 @@ impl Metrics {
             self.sink_lost.clone(),
         );
         registry.register("threshold_alerts_active", "Alerts of [alerts] that are raised", self.alerts_active.clone());
+        registry.register(
+            "threshold_reload_failed",
+            "Whether a changed file could not be loaded, and the one before stays in force",
+            self.reload_failed.clone(),
+        );
+        registry.register(
+            "threshold_policy_loaded_timestamp_seconds",
+            "When the policy in force was loaded",
+            self.policy_loaded.clone(),
+        );
+        registry.register_collector(Box::new(self.certificate_expiry.clone()));
+        // `0.1.0 (41fd9721d7c7)`, as `threshold --version` prints it.
+        let revision = crate::BUILD.split_once(" (").map_or("", |(_, revision)| revision.trim_end_matches(')'));
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION")), ("revision", revision)]);
+        registry.register("threshold_build", "The version and the commit of the program", build);
         self
     }
 
@@ -130,9 +185,24 @@ impl Metrics {
         raise(&self.events_lost, total);
     }
 
-    /// Sets how many events and alerts no sink has received.
-    pub(crate) fn set_sink_lost(&self, total: u64) {
-        raise(&self.sink_lost, total);
+    /// Sets how many events and alerts a sink has not received.
+    pub(crate) fn set_sink_lost(&self, sink: &str, total: u64) {
+        raise(&self.sink_lost.get_or_create(&SinkLabels { sink: sink.to_owned() }), total);
+    }
+
+    /// Sets whether a file that has changed could not be loaded.
+    pub(crate) fn set_reload_failed(&self, file: &'static str, has_failed: bool) {
+        self.reload_failed.get_or_create(&FileLabels { file }).set(i64::from(has_failed));
+    }
+
+    /// Sets when the policy in force was loaded.
+    pub(crate) fn set_policy_loaded(&self, at: SystemTime) {
+        self.policy_loaded.set(at.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()));
+    }
+
+    /// Sets when the certificate in use expires, in Unix seconds.
+    pub(crate) fn set_certificate_expiry(&self, expires: Option<i64>) {
+        *self.certificate_expiry.lock() = expires;
     }
 
     /// Sets how many alerts of each kind and level are raised. Only `ip_blocks` has more than one, for each address.
@@ -172,20 +242,26 @@ mod tests {
             metrics.set_charges_lost(total);
             metrics.set_events_unnamed(total);
             metrics.set_events_lost(total);
-            metrics.set_sink_lost(total);
+            metrics.set_sink_lost("file-1", total);
         }
         metrics
             .set_alerts(|alert, level| if (alert, level) == (AlertOn::IpBlocks, AlertLevel::Critical) { 7 } else { 0 });
         metrics.count_login_failure();
+        metrics.set_policy_loaded(UNIX_EPOCH + std::time::Duration::from_millis(1_500));
+        assert!(!metrics.text().contains("threshold_certificate"), "without a certificate");
+        metrics.set_certificate_expiry(Some(1_577_836_800));
         let text = metrics.text();
         for line in [
             "threshold_store_differences_total 2",
             "threshold_charges_lost_total 5",
             "threshold_events_unnamed_total 5",
             "threshold_events_lost_total 5",
-            "threshold_sink_lost_total 5",
+            r#"threshold_sink_lost_total{sink="file-1"} 5"#,
             "threshold_login_failures_total 1",
             "threshold_store_up 1",
+            "threshold_policy_loaded_timestamp_seconds 1.5",
+            "threshold_certificate_expires_timestamp_seconds 1577836800",
+            concat!(r#"threshold_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#"",revision="debug build"} 1"#),
             r#"threshold_alerts_active{alert="ip_blocks",level="critical"} 7"#,
             r#"threshold_alerts_active{alert="edge_blocks",level="warning"} 0"#,
         ] {

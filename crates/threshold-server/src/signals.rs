@@ -132,7 +132,7 @@ impl Signals {
     pub(crate) fn update(&self, metrics: &Metrics) {
         metrics.set_events_unnamed(self.queue.sender.unnamed().saturating_add(self.database.unnamed()));
         metrics.set_events_lost(self.database.lost());
-        metrics.set_sink_lost(self.sinks.lost());
+        self.sinks.lost_by_sink().for_each(|(sink, lost)| metrics.set_sink_lost(sink, lost));
         let book = lock(&self.alerts);
         metrics.set_alerts(|alert, level| {
             book.raised().filter(|notice| notice.on == alert && notice.level() == level).count()

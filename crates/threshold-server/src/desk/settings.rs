@@ -59,6 +59,7 @@ impl Desk {
     /// Puts another policy in force, with the settings on top of it. Returns its generation.
     pub(crate) fn reload_policy(&self, policy: Policy) -> u64 {
         let (generation, unfit) = self.limiter.reload(policy);
+        self.metrics.set_policy_loaded(self.limiter.now());
         warn_unfit(unfit);
         generation
     }

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::openapi::{Operation, Schemas, WRONG_HOST, json_content};
 use super::routes::{Route, get};
 use super::{App, json};
+use crate::metrics::Metrics;
 
 /// The state that `/readyz` reports.
 #[derive(Debug, Default)]
@@ -33,6 +34,8 @@ pub(crate) struct Health {
     certificate: ArcSwapOption<Problem>,
     /// Why clients refuse the certificate in use: it is expired or not yet valid.
     validity: ArcSwapOption<Problem>,
+    /// When the certificate in use expires, in Unix seconds; `None` without a certificate.
+    expiry: ArcSwapOption<i64>,
     /// Why the journal is not written, or was damaged.
     journal: ArcSwapOption<Problem>,
     /// Why the store that several nodes share does not answer.
@@ -103,6 +106,11 @@ impl Health {
         self.validity.store(problem.map(Arc::new));
     }
 
+    /// Sets when the certificate in use expires, in Unix seconds.
+    pub(crate) fn set_expiry(&self, expires: Option<i64>) {
+        self.expiry.store(expires.map(Arc::new));
+    }
+
     /// Sets the problem of the journal; `None` clears it.
     pub(crate) fn set_journal(&self, problem: Option<Problem>) {
         self.journal.store(problem.map(Arc::new));
@@ -111,6 +119,20 @@ impl Health {
     /// Sets the problem of the shared store; `None` clears it.
     pub(crate) fn set_store(&self, problem: Option<Problem>) {
         self.store.store(problem.map(Arc::new));
+    }
+
+    /// Brings the metrics of files up to date.
+    pub(super) fn update(&self, metrics: &Metrics) {
+        let files = [
+            ("policy", &self.policy),
+            ("tenants", &self.tenants),
+            ("keys", &self.keys),
+            ("certificate", &self.certificate),
+        ];
+        for (file, problem) in files {
+            metrics.set_reload_failed(file, problem.load().is_some());
+        }
+        metrics.set_certificate_expiry(self.expiry.load().as_deref().copied());
     }
 
     /// Marks the server as draining: it accepts no more connections.
@@ -216,5 +238,33 @@ mod tests {
         check("/d/t.db is cut; see /d/t.db.damaged-17, or not", "the file is cut; see a file beside it, or not");
         check("look at /d/t.db. Then go on", "look at the file. Then go on");
         check("nothing", "nothing");
+    }
+
+    /// Woken by a file under the name of another, and by a gauge that stays when the problem is over.
+    #[test]
+    fn a_file_that_cannot_be_loaded_is_a_metric() {
+        type Set = fn(&Health, Option<Problem>);
+        let files: [(&str, Set); 4] = [
+            ("policy", Health::set_policy),
+            ("tenants", Health::set_tenants),
+            ("keys", Health::set_keys),
+            ("certificate", Health::set_certificate),
+        ];
+        let (health, metrics) = (Health::default(), Metrics::new());
+        let failed = || {
+            health.update(&metrics);
+            let text = metrics.text();
+            let lines = text.lines().filter_map(|line| line.strip_prefix("threshold_reload_failed{file=\""));
+            let lines: Vec<(&str, &str)> = lines.filter_map(|line| line.split_once("\"} ")).collect();
+            assert_eq!(lines.len(), files.len(), "{text}");
+            lines.into_iter().filter(|(_, value)| *value == "1").map(|(file, _)| file.to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(failed(), Vec::<String>::new());
+        for (file, set) in files {
+            set(&health, Some(Problem::hiding("no".to_owned(), &[""])));
+            assert_eq!(failed(), [file]);
+            set(&health, None);
+        }
+        assert_eq!(failed(), Vec::<String>::new());
     }
 }

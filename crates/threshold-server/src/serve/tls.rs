@@ -80,7 +80,9 @@ impl Certificates {
     /// Reports on `/readyz` whether the certificate is valid, and logs it when that changes. Connections are accepted either
     /// way, because some clients do not verify.
     pub(crate) fn report_validity(&self, now: SystemTime, health: &Health) {
-        let problem = self.in_force.load().validity.problem(now);
+        let validity = self.in_force.load().validity;
+        health.set_expiry(Some(validity.until).filter(|until| *until != i64::MAX));
+        let problem = validity.problem(now);
         // Called at every check of the files, so only a change is logged.
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         if *logged != problem {

@@ -40,7 +40,8 @@ const MAX_POST_BYTES: usize = 512 << 10;
 /// All sinks.
 pub(crate) struct Sinks {
     sinks: Mutex<Vec<Sink>>,
-    lost: Arc<AtomicU64>,
+    /// What each sink has lost, in the same order.
+    lost: Vec<SinkLost>,
     stop: Arc<Stop>,
     /// Disconnected when all threads have ended.
     ended: Mutex<Receiver<()>>,
@@ -48,8 +49,16 @@ pub(crate) struct Sinks {
 
 impl fmt::Debug for Sinks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sinks").field("lost", &self.lost()).finish_non_exhaustive()
+        f.debug_struct("Sinks").field("lost", &self.lost).finish_non_exhaustive()
     }
+}
+
+/// What a sink has lost.
+#[derive(Debug)]
+struct SinkLost {
+    /// Its kind and its number of that kind: `slack-1`. It is a label in metrics, so it has nothing of a URL or of a path.
+    label: String,
+    count: Arc<AtomicU64>,
 }
 
 /// The queue of a sink.
@@ -62,7 +71,7 @@ enum Sink {
 impl Default for Sinks {
     fn default() -> Self {
         let (_, ended) = channel();
-        Self { sinks: Mutex::default(), lost: Arc::default(), stop: Arc::default(), ended: Mutex::new(ended) }
+        Self { sinks: Mutex::default(), lost: Vec::new(), stop: Arc::default(), ended: Mutex::new(ended) }
     }
 }
 
@@ -94,26 +103,30 @@ impl Sinks {
 
     fn start_with(settings: SinkSettings, for_events: Patience, for_alerts: Patience) -> anyhow::Result<Self> {
         let SinkSettings { lines, events, alerts, keys, reach, tls } = settings;
-        let (lost, stop) = (Arc::<AtomicU64>::default(), Arc::<Stop>::default());
+        let stop = Arc::<Stop>::default();
         let (running, ended) = channel();
-        let mut sinks = Vec::new();
-        let worker = |name: String| {
-            let (lost, stop, running) = (Arc::clone(&lost), Arc::clone(&stop), running.clone());
-            Worker { name, lost, stop, is_failing: false, _running: running }
+        let (mut sinks, mut lost) = (Vec::new(), Vec::<SinkLost>::new());
+        let mut worker = |kind: &str, name: String| {
+            let same = lost.iter().filter(|own| own.label.rsplit_once('-').is_some_and(|(own, _)| own == kind)).count();
+            let label = format!("{kind}-{}", same.saturating_add(1));
+            let (count, stop, running) = (Arc::<AtomicU64>::default(), Arc::clone(&stop), running.clone());
+            lost.push(SinkLost { label, count: Arc::clone(&count) });
+            Worker { name, lost: count, stop, is_failing: false, _running: running }
         };
         for lines in lines {
             lines.open().with_context(|| format!("--events-to: cannot write {lines}"))?;
-            sinks.push(spawn_events(worker(lines.to_string()), move |worker, events| worker.write(&lines, events))?);
+            let worker = worker(lines.kind(), lines.to_string());
+            sinks.push(spawn_events(worker, move |worker, events| worker.write(&lines, events))?);
         }
         let agent = webhook::agent(tls, reach);
         let webhook =
             |url, token, patience| Webhook { agent: agent.clone(), url, token, keys: Arc::clone(&keys), patience };
         if let Some((Target { url, name }, token)) = events {
             let webhook = webhook(url, token, for_events);
-            sinks.push(spawn_events(worker(name), move |worker, events| worker.post(&webhook, events))?);
+            sinks.push(spawn_events(worker("events", name), move |worker, events| worker.post(&webhook, events))?);
         }
         for (Target { url, name }, form) in alerts {
-            sinks.push(spawn_alerts(worker(name), webhook(url, None, for_alerts), form)?);
+            sinks.push(spawn_alerts(worker(form.kind(), name), webhook(url, None, for_alerts), form)?);
         }
         Ok(Self { sinks: Mutex::new(sinks), lost, stop, ended: Mutex::new(ended) })
     }
@@ -123,29 +136,35 @@ impl Sinks {
         if events.is_empty() {
             return;
         }
-        for sink in self.sinks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for (sink, lost) in self.sinks.lock().unwrap_or_else(PoisonError::into_inner).iter().zip(&self.lost) {
             if let Sink::Events(queue) = sink
                 && !queue.add(events)
             {
-                self.lost.fetch_add(events.len().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+                lost.count.fetch_add(events.len().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
             }
         }
     }
 
     /// Hands a notice to the receivers of alerts.
     pub(crate) fn alert(&self, notice: &Notice) {
-        for sink in self.sinks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for (sink, lost) in self.sinks.lock().unwrap_or_else(PoisonError::into_inner).iter().zip(&self.lost) {
             if let Sink::Alerts(queue) = sink
                 && queue.try_send(notice.clone()).is_err()
             {
-                self.lost.fetch_add(1, Ordering::Relaxed);
+                lost.count.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Returns how many events and notices were lost, summed over the sinks: without room in a queue, or not accepted.
-    pub(crate) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+    /// Returns how many events and notices each sink has lost: without room in its queue, or not accepted.
+    pub(crate) fn lost_by_sink(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.lost.iter().map(|sink| (&*sink.label, sink.count.load(Ordering::Relaxed)))
+    }
+
+    /// Returns the sum over the sinks.
+    #[cfg(test)]
+    fn lost(&self) -> u64 {
+        self.lost_by_sink().map(|(_, lost)| lost).sum()
     }
 
     /// Waits until the queues are empty, at most this long. What fails now is not tried again.

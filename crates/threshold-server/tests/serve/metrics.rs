@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::process::{Server, Start};
+use super::process::{Scratch, Server, Start};
 
 const POLICY: &str = r#"
     [ladders.l]
@@ -62,4 +62,52 @@ fn metrics_accept_any_token_of_the_server() {
     }
     assert_eq!(scrape("Bearer another-token-0123"), 401);
     assert_eq!(client.send("GET", "/metrics", &[], "").unwrap().status, 401);
+}
+
+/// Returns the value of a series.
+fn value(text: &str, series: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// Woken by leaving out `set_policy_loaded` at the start or on a reload, or `update` of the health in `metrics_text`.
+#[test]
+fn a_reload_changes_the_time_of_the_policy_and_a_failed_one_is_a_gauge() {
+    const FAILED: &str = r#"threshold_reload_failed{file="policy"}"#;
+    const LOADED: &str = "threshold_policy_loaded_timestamp_seconds";
+    let policy = Scratch::file("policy.toml", POLICY);
+    let server = Start { policy: Some(policy.path()), ..Start::default() }.server();
+    let client = &mut server.connect();
+    let mut scrape = || client.send("GET", "/metrics", &[], "").unwrap().body;
+    let text = scrape();
+    let begun = value(&text, LOADED).unwrap();
+    assert!(begun > 1_700_000_000.0 && value(&text, FAILED) == Some(0.0), "{text}");
+    for file in ["tenants", "keys", "certificate"] {
+        assert_eq!(value(&text, &format!("threshold_reload_failed{{file=\"{file}\"}}")), Some(0.0));
+    }
+    assert!(!text.contains("threshold_certificate"), "there is none");
+    policy.replace("[[rule]]");
+    server.signal("HUP");
+    server.wait_for_log("policy not reloaded");
+    let text = scrape();
+    assert_eq!((value(&text, FAILED), value(&text, LOADED)), (Some(1.0), Some(begun)));
+    policy.replace(POLICY);
+    server.signal("HUP");
+    server.wait_for_log("policy reloaded");
+    let text = scrape();
+    assert_eq!(value(&text, FAILED), Some(0.0));
+    assert!(value(&text, LOADED).unwrap() > begun, "{text}");
+}
+
+/// A limit can be tried before it is enforced: what it would deny is counted.
+#[test]
+fn what_an_observing_rule_would_deny_is_counted() {
+    let tried = "[[rule]]\nname = 'posts'\nper = ['user']\nlimit = '2/h'\nmode = 'observe'";
+    let (server, _policy) = Server::with(tried);
+    let client = &mut server.connect();
+    for _ in 0..5 {
+        let answer = client.post("/v1/check", &json!({"user": "u1"}).to_string()).unwrap().json();
+        assert_eq!(answer["allowed"], true);
+    }
+    let text = client.send("GET", "/metrics", &[], "").unwrap().body;
+    assert_eq!(value(&text, r#"threshold_observed_total{layer="user",rule="posts"}"#), Some(3.0), "{text}");
 }

@@ -184,10 +184,17 @@ fn an_expired_certificate_causes_a_warning() {
     let stands = || believing(&address).send("GET", "/readyz", &[], "").unwrap().json();
     assert_eq!(stands()["status"], "degraded");
     assert!(stands()["reason"].as_str().unwrap().contains("expired at 2020-01-01"));
+    let expires = || {
+        let text = believing(&address).send("GET", "/metrics", &[], "").unwrap().body;
+        let value = text.lines().find_map(|line| line.strip_prefix("threshold_certificate_expires_timestamp_seconds "));
+        value.map(str::to_owned)
+    };
+    assert_eq!(expires().as_deref(), Some("1577836800"));
     cert_file.replace(&good);
     server.signal("HUP");
     server.wait_for_log("certificate reloaded");
     assert_eq!(stands()["status"], "ok");
+    assert_eq!(expires().as_deref(), Some("64060588800"));
     // A chain is invalid if one of its certificates is.
     cert_file.replace(&format!("{good}{early}"));
     server.signal("HUP");

@@ -26,6 +26,15 @@ pub(super) enum Form {
 }
 
 impl Form {
+    /// Returns the kind of receiver, as metrics name it.
+    pub(super) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Own => "webhook",
+            Self::Slack => "slack",
+            Self::PagerDuty { .. } => "pagerduty",
+        }
+    }
+
     /// Writes the body of a notice.
     pub(super) fn write(&self, notice: &Notice) -> String {
         match self {

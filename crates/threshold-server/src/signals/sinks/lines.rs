@@ -26,6 +26,14 @@ impl fmt::Display for Lines {
 }
 
 impl Lines {
+    /// Returns the kind of sink, as metrics name it.
+    pub(super) const fn kind(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Stdout => "stdout",
+        }
+    }
+
     /// Writes a batch.
     pub(super) fn write(&self, events: &[Event]) -> io::Result<()> {
         let mut text = String::new();

@@ -179,6 +179,33 @@ fn what_is_refused_is_lost_and_the_next_is_sent() {
     assert_eq!(sinks.lost(), 2);
 }
 
+/// Woken by a counter that all sinks share, and by numbers that go on over all kinds.
+#[test]
+fn what_is_lost_is_counted_by_sink() {
+    let (alerts, got) = receiver(&["200 OK", "400 No", "200 OK"]);
+    let folder = std::env::temp_dir().join(format!("threshold-lost-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let files = ["one", "two"].map(|name| Lines::File(folder.join(name)));
+    let urls = format!("http://{alerts}/first slack+http://{alerts}/slack http://{alerts}/second");
+    let sinks = start(&files, &[("THRESHOLD_ALERT_URL", &urls)]);
+    // The second file can no longer be written. Neither can a file beside it be taken for it.
+    std::fs::remove_file(folder.join("two")).unwrap();
+    std::fs::create_dir(folder.join("two")).unwrap();
+    sinks.events(&batch(0..3));
+    sinks.alert(&notice(RAISED));
+    let refused: Vec<String> = (0..3).map(|_| got.recv_timeout(LONG).unwrap().path).collect();
+    sinks.close(LONG);
+    let lost: Vec<(&str, u64)> = sinks.lost_by_sink().collect();
+    let labels: Vec<&str> = lost.iter().map(|(label, _)| *label).collect();
+    assert_eq!(labels, ["file-1", "file-2", "webhook-1", "slack-1", "webhook-2"]);
+    let of = |path: &str| u64::from(refused[1] == path);
+    assert_eq!(
+        lost.iter().map(|(_, lost)| *lost).collect::<Vec<_>>(),
+        [0, 3, of("/first"), of("/slack"), of("/second")]
+    );
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn a_redirect_is_not_followed() {
     let (elsewhere, nothing) = receiver(&["200 OK"]);
