@@ -17,19 +17,23 @@ mod monitor;
 #[expect(dead_code, reason = "the server's tests use all of it")]
 #[path = "../serve/process.rs"]
 mod process;
+#[expect(dead_code, reason = "the server's tests use all of it")]
+#[path = "../serve/redis.rs"]
+mod redis;
 
 use std::collections::BTreeSet;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::process::Command;
 
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::{Value, json};
 
 use client::Client;
 use monitor::Prometheus;
-use process::{PATIENCE, Scratch, Server, Start};
+use process::{Scratch, Server, Start};
+use redis::Redis;
 
 /// One address and one user may do three things an hour. The server's own alerts are out of reach: they end later than a test may take.
 const POLICY: &str = r#"
@@ -47,6 +51,14 @@ layer = "user"
 per = ["user"]
 limit = "3/h"
 algorithm = "fixed-window"
+on_missing = "skip"
+
+[[rule]]
+name = "tried"
+layer = "endpoint"
+per = ["user"]
+limit = "1/h"
+mode = "observe"
 on_missing = "skip"
 
 [memory]
@@ -85,11 +97,12 @@ fn metrics(server: &Server) -> String {
     server.connect().send("GET", "/metrics", &[], "").unwrap().body
 }
 
-/// Starts a server with a journal, whose metrics are part of the answer only then.
+/// Starts a server with a journal and a sink, whose metrics are part of the answer only then.
 fn journaled() -> (Server, [Scratch; 2]) {
     let (policy, folder) = (Scratch::file("policy.toml", POLICY), Scratch::folder());
     let journal = folder.path().join("journal.db");
-    let args = ["--db", journal.to_str().unwrap()];
+    let sink = format!("jsonl:{}", folder.path().join("events.jsonl").display());
+    let args = ["--db", journal.to_str().unwrap(), "--events-to", &sink];
     let server = Start { args: &args, policy: Some(policy.path()), ..Start::default() }.server();
     (server, [policy, folder])
 }
@@ -106,11 +119,24 @@ fn promtool_accepts_the_alerts_their_tests_and_the_configuration() {
     }
 }
 
+/// Returns the metrics of a server with a certificate, from its listener without TLS.
+fn metrics_with_certificate() -> String {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let files = [Scratch::file("cert.pem", &cert.pem()), Scratch::file("key.pem", &signing_key.serialize_pem())];
+    let [cert, key] = files.each_ref().map(|file| file.path().to_str().unwrap());
+    let folder = Scratch::folder();
+    let socket = folder.path().join("admin");
+    let admin = format!("unix:{}", socket.display());
+    let _server =
+        Start { args: &["--tls-cert", cert, "--tls-key", key, "--admin", &admin], ..Start::default() }.server();
+    Client::new(UnixStream::connect(socket).unwrap()).send("GET", "/metrics", &[], "").unwrap().body
+}
+
 /// A renamed metric would leave an empty panel and an alert that never fires.
 #[test]
 fn every_metric_of_the_alerts_and_the_dashboard_exists_and_every_alert_has_a_runbook() {
     let (server, _files) = journaled();
-    let text = metrics(&server);
+    let text = metrics(&server) + &metrics_with_certificate();
     let known: BTreeSet<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
     let (alerts, tests) = (text_of("deploy/prometheus/alerts.yml"), text_of("deploy/prometheus/alerts.test.yml"));
     for (name, content) in
@@ -157,6 +183,37 @@ fn an_alert_fires_and_resolves_and_every_series_arrives() {
     let names = prometheus.names();
     let missing: Vec<_> = SERIES.iter().filter(|name| !names.contains(**name)).collect();
     assert!(missing.is_empty(), "{missing:?} of {names:?}");
+}
+
+/// A limit is set far too low while customers use the service, and the operator is told. The same traffic caused no alert before.
+///
+/// Woken by leaving out the denials of any one layer, and by comparing with an hour that a rule must have.
+#[test]
+fn a_limit_that_is_set_too_low_is_noticed() {
+    let policy_of = |limit: &str| POLICY.replacen("\"3/h\"", limit, 2);
+    let policy = Scratch::file("policy.toml", &policy_of("\"1000000/h\""));
+    let server = Start { policy: Some(policy.path()), ..Start::default() }.server();
+    let prometheus = Prometheus::start(&[&server], &shortened_alerts());
+    let (client, mut user) = (&mut server.connect(), 0);
+    let mut go_on = || {
+        user += 1;
+        let list = Value::from(vec![json!({"user": format!("u{}", user % 5)}); 20]).to_string();
+        assert_eq!(client.post("/v1/check", &list).unwrap().status, 200);
+    };
+    // Until there is a time before, with which the share is compared.
+    prometheus.wait("there is a time before", |prometheus| {
+        go_on();
+        prometheus.value("sum(rate(threshold_decisions_total{verdict=\"allow\"}[10s] offset 5s)) > 1").is_some()
+    });
+    let firing = prometheus.firing();
+    assert!(firing.is_empty(), "{firing:?}");
+    policy.replace(&policy_of("\"3/h\""));
+    server.signal("HUP");
+    let fired = "max_over_time(ALERTS{alertname=\"ThresholdRuleDenies\",alertstate=\"firing\",rule=\"posts\"}[1h])";
+    prometheus.wait("the alert fires", |prometheus| {
+        go_on();
+        prometheus.value(fired).is_some()
+    });
 }
 
 /// Returns the resident memory of a process in KiB.
@@ -221,51 +278,12 @@ fn sum(text: &str, metric: &str) -> u64 {
     own.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
 }
 
-/// A Redis on a socket in a folder of its own.
-struct Redis {
-    child: Child,
-    folder: Scratch,
-}
-
-impl Redis {
-    fn start() -> Self {
-        let folder = Scratch::folder();
-        let child = Command::new("redis-server")
-            .args(["--port", "0", "--unixsocket", "socket", "--save", "", "--appendonly", "no"])
-            .current_dir(folder.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("redis-server is installed");
-        let (redis, begun) = (Self { child, folder }, Instant::now());
-        while UnixStream::connect(redis.folder.path().join("socket")).is_err() {
-            assert!(begun.elapsed() < PATIENCE, "redis-server does not answer");
-            std::thread::yield_now();
-        }
-        redis
-    }
-
-    fn node(&self, policy: &Scratch) -> Server {
-        let url = format!("redis+unix://{}", self.folder.path().join("socket").display());
-        let variables = [("THRESHOLD_SECRET", "the secret of both of these nodes")];
-        // On a slow machine no call may be late, or it is decided without the store.
-        let args = ["--store", &url, "--store-deadline", "10000"];
-        Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server()
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Two nodes on one Redis, scraped by one Prometheus: the sums over both are what was sent and what was admitted.
 #[test]
 fn the_sums_of_two_nodes_on_redis_agree_with_what_was_sent() {
     let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
-    let nodes = [redis.node(&policy), redis.node(&policy)];
+    // On a slow machine no call may be late, or it is decided without the store.
+    let nodes = [(); 2].map(|()| redis.node_with(&policy, &["--store-deadline", "10000"]));
     let prometheus = Prometheus::start(&[&nodes[0], &nodes[1]], &shortened_alerts());
     let mut admitted = 0;
     // Each of 50 users sends five requests, in turn to one node and the other. Three of them fit.

@@ -113,7 +113,7 @@ const RUNBOOKS: &[Runbook] = &[
         ..Runbook::new("memory-full", "")
     },
     Runbook::new("clock", ""),
-    Runbook::new("events-lost", ""),
+    Runbook { serve: "threshold serve policy.toml --events-to jsonl:events.jsonl", ..Runbook::new("events-lost", "") },
 ];
 
 /// The name of a page, without its folder and its extension.

@@ -1,8 +1,7 @@
 //! Several servers on one Redis: `--store redis://…` is all it takes.
 
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
@@ -10,58 +9,8 @@ use serde_json::{Value, json};
 
 use super::client::Client;
 use super::process::{PATIENCE, POLICY, Scratch, Server, Start};
+use super::redis::{Redis, SECRET};
 use super::redis_process::Cluster;
-
-const SECRET: &str = "the secret of all of these nodes";
-
-/// A Redis on a socket in a folder of its own.
-struct Redis {
-    child: Child,
-    folder: Scratch,
-}
-
-impl Redis {
-    fn start() -> Self {
-        let folder = Scratch::folder();
-        let child = Command::new("redis-server")
-            .args(["--port", "0", "--unixsocket", "socket", "--save", "", "--appendonly", "no"])
-            .current_dir(folder.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("redis-server is installed: ./test does that");
-        let (redis, begun) = (Self { child, folder }, Instant::now());
-        while UnixStream::connect(redis.folder.path().join("socket")).is_err() {
-            assert!(begun.elapsed() < PATIENCE, "redis-server does not answer");
-            std::thread::yield_now();
-        }
-        redis
-    }
-
-    fn url(&self) -> String {
-        format!("redis+unix://{}", self.folder.path().join("socket").display())
-    }
-
-    fn cli(&self, arguments: &[&str]) -> String {
-        let socket = self.folder.path().join("socket");
-        let output = Command::new("redis-cli").arg("-s").arg(socket).args(arguments).output().unwrap();
-        assert!(output.status.success());
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn node(&self, policy: &Scratch) -> Server {
-        let (url, policy) = (self.url(), Some(policy.path()));
-        let variables = [("THRESHOLD_SECRET", SECRET)];
-        Start { args: &["--store", &url], variables: &variables, policy, ..Start::default() }.server()
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn check(node: &Server, user: &str) -> Value {
     let body = json!({"user": user, "ip": "192.0.2.1"}).to_string();
