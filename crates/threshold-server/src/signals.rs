@@ -91,7 +91,9 @@ impl Signals {
         drop(book);
         notices.iter().for_each(|notice| self.tell(notice));
         // Last, because it may wait for a disk: an alert must not.
-        if !events.is_empty() {
+        if events.is_empty() {
+            self.database.look(Some(now));
+        } else {
             self.sinks.events(events);
             self.database.insert(events, now);
         }

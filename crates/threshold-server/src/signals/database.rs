@@ -5,20 +5,22 @@
 
 mod file;
 mod fold;
+mod query;
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use rusqlite::{Connection, OptionalExtension as _, ToSql, params_from_iter};
+use rusqlite::{Connection, params_from_iter};
 use threshold_core::event::{Event, sql};
 use threshold_core::{Span, Timestamp};
 use tokio::sync::watch;
 
-use file::{Bounds, FileIdentity, is_damage};
+use file::{Bounds, FileState, is_damage};
 use fold::Folder;
+pub(crate) use query::{EventQuery, Field, Filter, Page};
+use query::{condition, newest, page};
 
 /// The events of one transaction, which must fit into the log.
 const CHUNK: usize = 100;
@@ -27,16 +29,19 @@ const DELETED_AT_ONCE: usize = 200;
 const MAX_DELETIONS: usize = 500;
 /// How often an insertion makes room in a full file before it gives up.
 const MAX_ROOM_MADE: usize = 20;
-/// The most bytes of events in one page, above which it has fewer than were asked for.
-const PAGE_BYTES: usize = 4 << 20;
 /// How long a file that cannot be opened is left alone.
 const RETRY: Span = Span::from_secs(1);
+/// How often a file is verified that somebody else writes to: that reads all of it.
+const VERIFY: Span = Span::from_secs(10);
 
 const DELETE_OLDEST: &str = "DELETE FROM rate_limit_events WHERE number IN
     (SELECT number FROM rate_limit_events ORDER BY number LIMIT ?1)";
 const DELETE_AGED: &str = "DELETE FROM rate_limit_events WHERE number IN
     (SELECT number FROM rate_limit_events WHERE at < ?1 LIMIT ?2)";
-const NEWEST: &str = "SELECT seq FROM sqlite_sequence WHERE name = 'rate_limit_events'";
+
+// Each in a query of its own, which SQLite then answers from one end of the table.
+const HELD: &str =
+    "SELECT coalesce((SELECT max(number) FROM rate_limit_events) - (SELECT min(number) FROM rate_limit_events) + 1, 0)";
 
 /// How long events are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,69 +83,6 @@ impl From<rusqlite::Error> for DatabaseError {
     }
 }
 
-/// A field of an event by which events are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Field {
-    Layer,
-    Blocked,
-    Tenant,
-    UserId,
-    Endpoint,
-    Ip,
-    Rule,
-    Verdict,
-    Cause,
-    Subject,
-    TraceId,
-}
-
-impl Field {
-    const fn column(self) -> &'static str {
-        match self {
-            Self::Layer => "layer",
-            Self::Blocked => "blocked",
-            Self::Tenant => "tenant",
-            Self::UserId => "user_id",
-            Self::Endpoint => "endpoint",
-            Self::Ip => "ip",
-            Self::Rule => "rule",
-            Self::Verdict => "verdict",
-            Self::Subject => "subject",
-            // No column: a file from before has none.
-            Self::Cause => "event ->> 'cause'",
-            // As in the index.
-            Self::TraceId => "event ->> 'traceId'",
-        }
-    }
-}
-
-/// The events whose field has one of these values.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Filter {
-    pub(crate) field: Field,
-    pub(crate) values: Vec<String>,
-}
-
-/// The events that are asked for. All filters must hold.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct EventQuery {
-    /// Those that arrived after the one with this number, in order of arrival. Without it, the newest.
-    pub(crate) after: Option<u64>,
-    pub(crate) limit: usize,
-    pub(crate) filters: Vec<Filter>,
-    /// Those decided at this time or later.
-    pub(crate) since: Option<Timestamp>,
-}
-
-/// Events in order of arrival.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Page {
-    /// The number of each event, and its JSON.
-    pub(crate) events: Vec<(u64, String)>,
-    /// The number after which the next page begins.
-    pub(crate) next: u64,
-}
-
 /// The database of events.
 #[derive(Debug)]
 pub(crate) struct EventDatabase {
@@ -160,11 +102,18 @@ pub(crate) struct EventDatabase {
 #[derive(Debug, Default)]
 struct Writer {
     connection: Option<Connection>,
-    /// The file that is open, which is no longer the one at its path if somebody has removed or replaced that.
-    file: Option<FileIdentity>,
+    /// The file that is open, as this process has left it. It is another one, or has another content, if somebody has removed,
+    /// replaced or overwritten it.
+    file: Option<FileState>,
+    /// The number of events in it.
+    events: u64,
     folder: Folder,
     /// When to try to open the file again.
     retry_at: Timestamp,
+    /// When a file that somebody else has written to was last verified.
+    verified_at: Timestamp,
+    /// The last time that the database was told.
+    now: Timestamp,
     /// Whether the last insertion failed.
     is_failing: bool,
 }
@@ -182,17 +131,19 @@ impl EventDatabase {
             lost: AtomicU64::new(0),
             unnamed: AtomicU64::new(0),
         };
-        database.open_if_closed(&mut database.writer(), now);
+        database.with_writer(now, |_| ());
         database
     }
 
     /// Inserts events. One that is known by its id is left as it is. Up to 1,000 a second are inserted each by itself; see
     /// [`Folder`].
     pub(crate) fn insert(&self, events: &[Event], now: Timestamp) {
-        let writer = &mut *self.writer();
+        self.with_writer(now, |writer| self.insert_into(writer, events, now));
+    }
+
+    fn insert_into(&self, writer: &mut Writer, events: &[Event], now: Timestamp) {
         let (rows, unnamed) = writer.folder.fold(events, now);
         self.unnamed.fetch_add(unnamed, Ordering::Relaxed);
-        self.open_if_closed(writer, now);
         let mut left = rows.as_slice();
         while let Some((chunk, rest)) = left.split_at_checked(CHUNK.min(left.len())).filter(|_| !left.is_empty()) {
             let mut inserted = self.insert_chunk(writer, chunk);
@@ -215,16 +166,25 @@ impl EventDatabase {
 
     /// Deletes events that are too old, and the oldest ones of a file that is too large.
     pub(crate) fn sweep(&self, now: Timestamp) {
-        let writer = &mut *self.writer();
-        self.open_if_closed(writer, now);
-        let Some(connection) = &writer.connection else { return };
-        if let Err(error) = self.delete_old(connection, now) {
-            if is_damage(&error) {
-                self.set_aside(writer, now);
-            } else {
-                tracing::warn!(reason = %error, "old events not deleted");
+        self.with_writer(now, |writer| {
+            let Some(connection) = &writer.connection else { return };
+            match self.delete_old(connection, now) {
+                Ok(()) => self.announce_newest(writer),
+                Err(error) if is_damage(&error) => self.set_aside(writer, now),
+                Err(error) => tracing::warn!(reason = %error, "old events not deleted"),
             }
-        }
+        });
+    }
+
+    /// Notices a file that somebody else has removed, replaced or overwritten. It does not wait for the writer, who looks by itself.
+    pub(crate) fn look(&self, now: Option<Timestamp>) {
+        let mut writer = match self.writer.try_lock() {
+            Ok(writer) => writer,
+            Err(TryLockError::Poisoned(writer)) => writer.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let now = now.unwrap_or(writer.now);
+        self.open_if_closed(&mut writer, now);
     }
 
     /// Returns a page of events.
@@ -234,8 +194,10 @@ impl EventDatabase {
 
     /// Deletes the events for which all filters hold, and every copy of them in the file. Returns how many there were.
     pub(crate) fn erase(&self, filters: &[Filter], now: Timestamp) -> Result<u64, DatabaseError> {
-        let writer = &mut *self.writer();
-        self.open_if_closed(writer, now);
+        self.with_writer(now, |writer| self.erase_from(writer, filters))
+    }
+
+    fn erase_from(&self, writer: &mut Writer, filters: &[Filter]) -> Result<u64, DatabaseError> {
         let connection = writer.connection.as_mut().ok_or(DatabaseError::Closed)?;
         let (condition, values) = condition(filters);
         let numbers: Vec<i64> = connection
@@ -278,18 +240,26 @@ impl EventDatabase {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Does something with the file, which is opened first if it is closed or no longer the same.
+    fn with_writer<T>(&self, now: Timestamp, work: impl FnOnce(&mut Writer) -> T) -> T {
+        let writer = &mut *self.writer();
+        writer.now = now;
+        self.open_if_closed(writer, now);
+        let result = work(writer);
+        // Of a file that was removed meanwhile, the state before is kept, and so it is noticed.
+        let after = self.path.as_deref().and_then(FileState::of);
+        if let Some(after) = after.filter(|after| writer.file.is_some_and(|before| before.is_same_file(*after))) {
+            writer.file = Some(after);
+        }
+        result
+    }
+
     fn open_if_closed(&self, writer: &mut Writer, now: Timestamp) {
         if self.is_damaged.swap(false, Ordering::Relaxed) {
             self.set_aside(writer, now);
         }
-        if writer.connection.is_some() && writer.file != self.path.as_deref().and_then(file::identity) {
-            tracing::error!(
-                "the file of events was removed or replaced: a new one is begun, and the events in it are lost"
-            );
-            self.close(writer);
-            if let Some(path) = self.path.as_deref().filter(|path| file::identity(path).is_none()) {
-                file::remove_log(path);
-            }
+        if writer.connection.is_some() {
+            self.compare(writer, now);
         }
         // A clock that was set back must not keep the file closed.
         if writer.connection.is_some() || now < writer.retry_at && writer.retry_at < now.plus(RETRY).plus(RETRY) {
@@ -304,7 +274,7 @@ impl EventDatabase {
         match opened {
             Ok(connection) => {
                 writer.connection = Some(connection);
-                writer.file = self.path.as_deref().and_then(file::identity);
+                writer.file = self.path.as_deref().and_then(FileState::of);
                 self.announce_newest(writer);
             }
             Err(error) if !writer.is_failing => {
@@ -315,8 +285,39 @@ impl EventDatabase {
         }
     }
 
-    /// Closes the file, to be opened again at once.
+    /// Compares the file with what this process has left there, and closes it if somebody else has changed that.
+    ///
+    /// In SQLite's log mode the file is written by checkpoints only, and so by this process alone, if nobody uses a tool on it.
+    fn compare(&self, writer: &mut Writer, now: Timestamp) {
+        let Some(path) = self.path.as_deref() else { return };
+        let found = FileState::of(path);
+        if found == writer.file {
+            return;
+        }
+        let Some(same) = found.filter(|found| writer.file.is_some_and(|before| before.is_same_file(*found))) else {
+            tracing::error!(
+                "the file of events was removed or replaced: a new one is begun, and the events in it are lost"
+            );
+            self.close(writer);
+            if found.is_none() {
+                file::remove_log(path);
+            }
+            return;
+        };
+        let is_due = now >= writer.verified_at.plus(VERIFY) || now < writer.verified_at;
+        match file::is_whole(path, same, is_due) {
+            Some(true) => (writer.file, writer.verified_at) = (Some(same), now),
+            Some(false) => {
+                tracing::error!("somebody has overwritten the file of events: the events in it are lost");
+                self.set_aside(writer, now);
+            }
+            None => {}
+        }
+    }
+
+    /// Closes the file, whose events are lost, so that another one is opened at once.
     fn close(&self, writer: &mut Writer) {
+        self.lost.fetch_add(std::mem::take(&mut writer.events), Ordering::Relaxed);
         writer.connection = None;
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = None;
         writer.retry_at = Timestamp::EPOCH;
@@ -363,11 +364,13 @@ impl EventDatabase {
         }
     }
 
-    fn announce_newest(&self, writer: &Writer) {
-        let newest = writer.connection.as_ref().and_then(|connection| newest(connection).ok());
-        if let Some(newest) = newest {
-            self.newest.send_if_modified(|own| std::mem::replace(own, newest) != newest);
-        }
+    fn announce_newest(&self, writer: &mut Writer) {
+        let Some(connection) = &writer.connection else { return };
+        let Ok((newest, events)) = newest(connection).and_then(|newest| Ok((newest, held(connection)?))) else {
+            return;
+        };
+        writer.events = events;
+        self.newest.send_if_modified(|own| std::mem::replace(own, newest) != newest);
     }
 
     fn is_at_bound(&self, connection: &Connection) -> rusqlite::Result<bool> {
@@ -404,6 +407,7 @@ impl EventDatabase {
         let Some(path) = &self.path else {
             return Ok(read(self.writer().connection.as_ref().ok_or(DatabaseError::Closed)?)?);
         };
+        self.look(None);
         let reader = &mut *self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         if reader.is_none() {
             *reader = Some(file::open_for_reading(path)?);
@@ -422,83 +426,21 @@ fn is_damaged(error: &DatabaseError) -> bool {
     matches!(error, DatabaseError::Sqlite(error) if is_damage(error))
 }
 
+/// Returns how many events there are, by their numbers: at most as many are lost with the file.
+fn held(connection: &Connection) -> rusqlite::Result<u64> {
+    let events: i64 = connection.prepare_cached(HELD)?.query_row([], |row| row.get(0))?;
+    Ok(u64::try_from(events).unwrap_or(0))
+}
+
 /// Deletes a twentieth of the events, the oldest first.
 fn delete_oldest(connection: &Connection) -> rusqlite::Result<()> {
-    let span = "SELECT coalesce(max(number) - min(number), 0) + 1 FROM rate_limit_events";
-    let events: i64 = connection.query_row(span, [], |row| row.get(0))?;
-    let mut left = usize::try_from(events / 20).unwrap_or(0).max(20);
+    let mut left = usize::try_from(held(connection)? / 20).unwrap_or(0).max(20);
     while left > 0 {
         let step = left.min(DELETED_AT_ONCE);
         connection.prepare_cached(DELETE_OLDEST)?.execute([limit(step)])?;
         left = left.saturating_sub(step);
     }
     Ok(())
-}
-
-fn newest(connection: &Connection) -> rusqlite::Result<u64> {
-    let newest: Option<i64> = connection.prepare_cached(NEWEST)?.query_row([], |row| row.get(0)).optional()?;
-    Ok(newest.and_then(|newest| u64::try_from(newest).ok()).unwrap_or(0))
-}
-
-fn page(connection: &Connection, query: &EventQuery) -> rusqlite::Result<Page> {
-    // One transaction, so that the page and the newest number are of the same moment.
-    let transaction = connection.unchecked_transaction()?;
-    let newest = newest(&transaction)?;
-    // The file was replaced since, and its numbers begin again.
-    let after = query.after.map(|after| if after > newest { 0 } else { after });
-    let (mut condition, mut values) = condition(&query.filters);
-    if let Some(since) = query.since {
-        condition.push_str(" AND at >= ?");
-        values.push(Box::new(millis(since)));
-    }
-    if let Some(after) = after {
-        condition.push_str(" AND number > ?");
-        values.push(Box::new(integer(after)));
-    }
-    values.push(Box::new(limit(query.limit)));
-    let order = if after.is_some() { "ASC" } else { "DESC" };
-    let statement =
-        format!("SELECT number, event FROM rate_limit_events WHERE {condition} ORDER BY number {order} LIMIT ?");
-    let mut statement = transaction.prepare(&statement)?;
-    let mut rows = statement.query(params_from_iter(values))?;
-    let (mut events, mut bytes) = (Vec::new(), 0_usize);
-    let mut is_cut = false;
-    while let Some(row) = rows.next()? {
-        let (number, event): (i64, String) = (row.get(0)?, row.get(1)?);
-        bytes = bytes.saturating_add(event.len());
-        events.push((u64::try_from(number).unwrap_or(0), event));
-        if bytes > PAGE_BYTES {
-            is_cut = true;
-            break;
-        }
-    }
-    let is_whole = !is_cut && events.len() < query.limit;
-    let last = events.last().map(|(number, _)| *number);
-    // The next page need not look again at what these filters have left out.
-    let next = match last.filter(|_| after.is_some() && !is_whole) {
-        Some(last) => last,
-        None => newest,
-    };
-    if after.is_none() {
-        events.reverse();
-    }
-    Ok(Page { events, next })
-}
-
-/// Returns the condition of filters, and its values.
-fn condition(filters: &[Filter]) -> (String, Vec<Box<dyn ToSql>>) {
-    let (mut condition, mut values) = ("true".to_owned(), Vec::<Box<dyn ToSql>>::new());
-    for Filter { field, values: own } in filters {
-        let marks = vec!["?"; own.len()].join(", ");
-        let _ = write!(condition, " AND {} IN ({marks})", field.column());
-        for value in own {
-            match field {
-                Field::Blocked => values.push(Box::new(i64::from(value == "true"))),
-                _ => values.push(Box::new(value.clone())),
-            }
-        }
-    }
-    (condition, values)
 }
 
 fn millis(at: Timestamp) -> i64 {

@@ -41,13 +41,47 @@ impl Bounds {
     }
 }
 
-/// The device and the number of a file.
-pub(super) type FileIdentity = (u64, u64);
+/// Which file is at a path, and when it was last written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileState {
+    device: u64,
+    number: u64,
+    size: u64,
+    written: (i64, i64),
+}
 
-/// Returns which file is at a path; `None` if there is none.
-pub(super) fn identity(path: &Path) -> Option<FileIdentity> {
-    let found = std::fs::metadata(path).ok()?;
-    Some((found.dev(), found.ino()))
+impl FileState {
+    /// Returns the state of the file at a path; `None` if there is none.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let found = std::fs::metadata(path).ok()?;
+        let (device, number, size) = (found.dev(), found.ino(), found.size());
+        Some(Self { device, number, size, written: (found.mtime(), found.mtime_nsec()) })
+    }
+
+    pub(super) fn is_same_file(self, other: Self) -> bool {
+        (self.device, self.number) == (other.device, other.number)
+    }
+}
+
+/// Returns whether a file that somebody else has written to is still a sound database; `None` if that cannot be said now. Unless
+/// `verifies` is set, only its size is looked at.
+pub(super) fn is_whole(path: &Path, state: FileState, verifies: bool) -> Option<bool> {
+    // SQLite would take it for a new database.
+    if state.size == 0 {
+        return Some(false);
+    }
+    if !verifies {
+        return None;
+    }
+    // By a connection of its own: others have pages in memory. Nor is the file opened here, because closing it would end the locks of
+    // SQLite's own connections.
+    let check =
+        |connection: Connection| connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
+    match open_for_reading(path).and_then(check) {
+        Ok(result) => Some(result == "ok"),
+        Err(error) if is_damage(&error) => Some(false),
+        Err(_) => None,
+    }
 }
 
 /// Opens or creates the database. A damaged one is set aside first.

@@ -227,11 +227,60 @@ fn a_file_that_is_removed_or_replaced_gives_way_to_a_new_one() {
     database.insert(&[of_user(1, "u1")], START);
     std::fs::remove_file(&path).unwrap();
     database.insert(&[of_user(2, "u2")], later(1));
-    assert_eq!(all(&database), [of_user(2, "u2")]);
+    assert_eq!((all(&database), database.lost()), (vec![of_user(2, "u2")], 1));
     std::fs::rename(&path, path.with_extension("away")).unwrap();
     drop(EventDatabase::open(Some(&path), RETENTION, later(1)));
     database.insert(&[of_user(3, "u3")], later(2));
-    assert_eq!((all(&database), database.lost()), (vec![of_user(3, "u3")], 0));
+    assert_eq!((all(&database), database.lost()), (vec![of_user(3, "u3")], 2));
+    // A reader notices it as well.
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!((all(&database), database.lost()), (vec![], 3));
+}
+
+/// A file whose content somebody else has changed, with the server's pages of it still in memory: it answered from these, or with
+/// what was left.
+///
+/// Fails if the size, or the time of the last change, is not compared, or if the file is not verified by another connection.
+#[test]
+fn a_file_that_is_truncated_or_overwritten_gives_way_to_a_new_one() {
+    use std::os::unix::fs::FileExt as _;
+    type Harm = fn(&std::fs::File);
+    let harms: [(&str, Harm); 4] = [
+        ("truncated to nothing", |file| file.set_len(0).unwrap()),
+        ("truncated to two pages", |file| file.set_len(8_192).unwrap()),
+        ("overwritten at its beginning", |file| file.write_all_at(&[0x5a; 8_192], 0).unwrap()),
+        ("overwritten in the middle", |file| file.write_all_at(&[0; 40_960], 20_480).unwrap()),
+    ];
+    for (name, harm) in harms {
+        let folder = TestFolder::new();
+        let path = path(&folder);
+        let database = EventDatabase::open(Some(&path), RETENTION, START);
+        let events: Vec<Event> = (0..900).map(|number| of_user(number, "u1")).collect();
+        database.insert(&events, START);
+        // The log is written into the file, as it is from time to time.
+        let emptied = database.with_writer(START, |writer| file::empty_log(writer.connection.as_ref().unwrap()));
+        emptied.unwrap();
+        assert_eq!(all(&database).len(), 900, "{name}");
+        harm(&std::fs::OpenOptions::new().write(true).open(&path).unwrap());
+        assert_eq!((all(&database), database.lost()), (vec![], 900), "{name}");
+        database.insert(&[of_user(1_000, "u2")], later(1));
+        assert_eq!((all(&database), database.lost()), (vec![of_user(1_000, "u2")], 900), "{name}");
+        assert!(PathBuf::from(format!("{}.damaged", path.display())).exists(), "{name}");
+    }
+}
+
+/// An operator's tool may write to the file.
+#[test]
+fn a_file_that_another_program_has_changed_is_kept_if_it_is_sound() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    database.insert(&[of_user(1, "u1"), of_user(2, "u2")], START);
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("DELETE FROM rate_limit_events WHERE user_id = 'u1'; PRAGMA wal_checkpoint").unwrap();
+    assert_eq!((all(&database), database.lost()), (vec![of_user(2, "u2")], 0));
+    database.insert(&[of_user(3, "u3")], later(1));
+    assert_eq!((all(&database).len(), database.lost()), (2, 0));
 }
 
 #[test]
