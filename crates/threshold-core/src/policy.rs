@@ -345,10 +345,16 @@ impl Policy {
         self.login.as_deref()
     }
 
-    /// Returns when alerts are raised.
+    /// Returns what the policy says of alerts; of others, the [usual thresholds](AlertOn::usual) are in force.
     #[must_use]
     pub fn alerts(&self) -> &Alerts {
         &self.alerts
+    }
+
+    /// Returns the thresholds of an alert that are in force; `None` if it is switched off.
+    #[must_use]
+    pub fn alert(&self, on: AlertOn) -> Option<Alert> {
+        self.alerts.get(&on).copied().unwrap_or(Some(on.usual()))
     }
 
     /// Returns how much state the memory store keeps.
@@ -399,8 +405,8 @@ pub(crate) struct Category {
     pub(crate) matches: Match,
 }
 
-/// The alerts of a policy, by the event they count.
-pub type Alerts = BTreeMap<AlertOn, Alert>;
+/// The alerts of a policy, by the event they count. One without thresholds is switched off.
+pub type Alerts = BTreeMap<AlertOn, Option<Alert>>;
 
 /// An event that alerts count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -314,6 +314,15 @@ fn every_method_sets_its_key() {
     assert_eq!(everything().to_toml(), EVERYTHING);
 }
 
+#[test]
+fn an_alert_may_be_switched_off() {
+    let policy = Policy::builder().no_alert(AlertOn::IpBlocks).no_alert(AlertOn::UserBans);
+    assert_eq!(policy.to_toml(), "[alerts]\nuser_bans = \"off\"\nip_blocks = \"off\"\n");
+    let policy = policy.build().unwrap();
+    let in_force = AlertOn::ALL.map(|on| policy.alert(on));
+    assert_eq!(in_force, [Some(AlertOn::EdgeBlocks.usual()), Some(AlertOn::TenantBlocks.usual()), None, None]);
+}
+
 /// Woken by taking `Rule::status` out of `everything`.
 #[test]
 fn every_key_of_a_policy_has_a_method() {
@@ -339,7 +348,8 @@ fn schema_keys(schema: &Value, node: &Value, path: &[&str], keys: &mut BTreeSet<
     let any = Some(&node["additionalProperties"]).filter(|node| node.is_object()).map(|node| ("*", node));
     let children: Vec<(&str, &Value)> = named.chain(any).collect();
     let same: Vec<&Value> = node["anyOf"].as_array().into_iter().flatten().chain(node.get("items")).collect();
-    if children.is_empty() && same.is_empty() && node["type"] != "null" {
+    // A constant is another way to write the value of a key that has keys of its own: `ip_blocks = "off"`.
+    if children.is_empty() && same.is_empty() && node["type"] != "null" && node.get("const").is_none() {
         keys.insert(path.join("."));
     }
     children.into_iter().for_each(|(name, child)| schema_keys(schema, child, &[path, &[name]].concat(), keys));

@@ -38,6 +38,10 @@ fn unknown_keys_and_values_are_named_where_they_stand() {
     check(&rule("limit = \"10/h\"\nmode = \"observed\""), &["bad-value \"observed\""]);
     check(&rule("limit = \"10/h\"\nmatch = { paht = \"/x\" }"), &["unknown-key paht"]);
     check("[login]\nlocks = { three = \"1min\" }", &["bad-value three"]);
+    check("[alerts]\nip_blocks = \"off\"", &[]);
+    check("[alerts]\nip_blocks = \"on\"", &["bad-value \"on\""]);
+    check("[alerts]\nip_blocks = false", &["syntax false"]);
+    check("[alerts]\nip_blocks = { per = \"min\", warnig = 1, critical = 2 }", &["unknown-key warnig"]);
     check("rule = 5", &["syntax 5"]);
     check("[[rule]\n", &["syntax "]);
     check("a = \"\n", &["syntax "]);

@@ -179,7 +179,8 @@ THRESHOLD_SECRET is the installation's secret, in place of the file beside the j
 one, while the secret is rotated.
 
 THRESHOLD_ALERT_URL has the URLs that alerts are posted to, separated by spaces: https://…, slack+https://… or pagerduty+https://… with \
-THRESHOLD_PAGERDUTY_KEY. THRESHOLD_EVENTS_URL and THRESHOLD_EVENTS_TOKEN are for events. THRESHOLD_WEBHOOK_SECRET signs both.
+THRESHOLD_PAGERDUTY_KEY. THRESHOLD_EVENTS_URL and THRESHOLD_EVENTS_TOKEN are for events. THRESHOLD_WEBHOOK_SECRET signs both. THRESHOLD_RUNBOOKS_URL is \
+where alerts point to for runbooks.
 
 SIGHUP, or a change of the file, reloads the policy and the files of --tenants; an invalid one is reported, and the old one stays in force. SIGTERM stops \
 accepting connections, waits for requests in progress, and exits.";

@@ -107,8 +107,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let signals = ProcessSignals::new()?;
         let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
         read_bans(&desk).await?;
-        let sinks = Sinks::start(sinks)?;
-        let events = events(args, desk.now());
+        let (sinks, events) = (Sinks::start(sinks)?, events(args, desk.now()));
         let banner = Banner {
             args,
             source: &source,
@@ -118,6 +117,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
             admin: admin.as_ref(),
             store,
             tenants: tenants_applied,
+            sinks: &sinks,
         };
         // After the listeners, the store and the journal: scripts take this output as the sign that the server is up.
         banner.announce()?;

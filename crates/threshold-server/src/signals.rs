@@ -100,7 +100,7 @@ impl Signals {
     }
 
     fn tell(&self, notice: &Notice) {
-        notice.log();
+        notice.log(&self.sinks.node);
         self.sinks.alert(notice);
     }
 

@@ -5,7 +5,7 @@ mod rule;
 mod tables;
 mod values;
 
-use super::file::{AlertFile, Located, PolicyFile, TenantFile, Text, Texts};
+use super::file::{AlertEntry, AlertFile, Located, PolicyFile, TenantFile, Text, Texts};
 use super::{Alert, AlertOn, Policy, PolicyError, Review, WhenFull, load};
 
 pub use identity::{IdentityBuilder, JwtBuilder};
@@ -144,16 +144,25 @@ impl PolicyBuilder {
     }
 
     /// Sets when an alert is raised.
-    pub fn alert(mut self, on: AlertOn, alert: Alert) -> Self {
+    pub fn alert(self, on: AlertOn, alert: Alert) -> Self {
         let Alert { per, warning, critical } = alert;
         let alert = AlertFile { per: period(per), warning: warning.into(), critical: critical.into() };
+        self.alert_entry(on, AlertEntry::Thresholds(alert))
+    }
+
+    /// Switches an alert off, which is otherwise raised at its [usual thresholds](AlertOn::usual).
+    pub fn no_alert(self, on: AlertOn) -> Self {
+        self.alert_entry(on, AlertEntry::Off(text("off")))
+    }
+
+    fn alert_entry(mut self, on: AlertOn, entry: AlertEntry) -> Self {
         let alerts = &mut self.file.alerts;
         *match on {
             AlertOn::EdgeBlocks => &mut alerts.edge_blocks,
             AlertOn::TenantBlocks => &mut alerts.tenant_blocks,
             AlertOn::UserBans => &mut alerts.user_bans,
             AlertOn::IpBlocks => &mut alerts.ip_blocks,
-        } = Some(alert);
+        } = Some(entry);
         self
     }
 

@@ -304,13 +304,20 @@ pub(crate) struct LoginFile {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct AlertsFile {
     /// Denials of the edge layer.
-    pub(crate) edge_blocks: Option<AlertFile>,
+    pub(crate) edge_blocks: Option<AlertEntry>,
     /// Denials of the tenant layer.
-    pub(crate) tenant_blocks: Option<AlertFile>,
+    pub(crate) tenant_blocks: Option<AlertEntry>,
     /// Bans of users.
-    pub(crate) user_bans: Option<AlertFile>,
+    pub(crate) user_bans: Option<AlertEntry>,
     /// Denials of any one address.
-    pub(crate) ip_blocks: Option<AlertFile>,
+    pub(crate) ip_blocks: Option<AlertEntry>,
+}
+
+/// The thresholds of an alert, or "off".
+#[derive(Debug, Clone)]
+pub(crate) enum AlertEntry {
+    Off(Text),
+    Thresholds(AlertFile),
 }
 
 /// Two thresholds for a count over a period.

@@ -1,4 +1,4 @@
-//! The audit of erasures of events.
+//! The audit of what operators do that changes no stored state: erasures of events, and tests of alerts.
 
 use threshold_core::policy::Layer;
 
@@ -23,6 +23,14 @@ impl Desk {
         let action = format!("erase events: all{}", others.concat());
         let turn = self.operations.lock().await;
         self.begin(Entry { who, action, layer: layer.name(), key, why: reason })?.confirm();
+        drop(turn);
+        self.acknowledged().await
+    }
+
+    /// Audits that a test message is sent to the receivers of alerts, who may ask who has sent it.
+    pub(crate) async fn audit_alert_test(&self, who: &str) -> Result<(), OperationError> {
+        let turn = self.operations.lock().await;
+        self.begin(Entry { who, action: "test: sent".to_owned(), layer: "alerts", key: "test", why: "" })?.confirm();
         drop(turn);
         self.acknowledged().await
     }

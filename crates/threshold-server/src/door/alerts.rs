@@ -1,4 +1,4 @@
-//! `/v1/alerts`: what was told about alerts, and which are raised.
+//! `/v1/alerts`: what was told about alerts, which are raised, and a test message.
 
 use std::sync::Arc;
 
@@ -6,16 +6,17 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::admin::{Reader, operator_call};
+use super::admin::{Operator, Reader, change, operator_call};
 use super::openapi::{Operation, Schemas};
 use super::query::Query;
-use super::routes::{Route, get};
-use super::{ApiError, App, json_bytes};
+use super::routes::{Route, get, post};
+use super::{ApiError, App, json, json_bytes};
 use crate::signals::alerts::Notice;
 use crate::signals::lock;
+use crate::signals::sinks::Tested;
 
 /// A change of an alert, as [`Notice::to_json`] writes it.
 #[derive(JsonSchema)]
@@ -33,7 +34,7 @@ struct NoticeBody {
     level: String,
     /// The address, of `ip_blocks`.
     key: Option<String>,
-    /// The count that was judged.
+    /// The count that was judged; of an alert that is raised, that of the last period.
     count: u64,
     /// The threshold of its level.
     threshold: u64,
@@ -43,6 +44,32 @@ struct NoticeBody {
     since: u64,
     /// When this was noticed, in Unix milliseconds.
     at: u64,
+    /// The highest count of the episode so far.
+    peak: u64,
+    /// The name of the machine.
+    node: String,
+    /// Where to read what to do.
+    runbook: String,
+}
+
+/// What became of a test message.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AlertTest")]
+struct TestBody {
+    /// Each receiver of alerts.
+    receivers: Vec<TestedBody>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TestedReceiver")]
+struct TestedBody {
+    /// The scheme and the host of its URL.
+    name: String,
+    /// Whether it has accepted the message.
+    ok: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -51,8 +78,13 @@ struct AlertsQuery {
     state: Option<String>,
 }
 
+/// The query of a call that takes none.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoQuery {}
+
 pub(super) fn routes() -> Vec<Route> {
-    vec![get("/v1/alerts", list, describe)]
+    vec![get("/v1/alerts", list, describe), post("/v1/alerts/test", test, describe_test)]
 }
 
 fn describe(schemas: &mut Schemas) -> Operation {
@@ -60,10 +92,31 @@ fn describe(schemas: &mut Schemas) -> Operation {
     let state = json!({
         "name": "state",
         "in": "query",
-        "description": "`raised`: the alerts that are raised now, in place of the last 100 notices",
+        "description": "`raised`: the alerts that are raised, with their present count, in place of the last 100 notices",
         "schema": {"type": "string", "enum": ["raised"]},
     });
     operator_call("alerts", "List the last 100 notices of alerts, the newest first", &notices).parameter(state)
+}
+
+fn describe_test(schemas: &mut Schemas) -> Operation {
+    let summary = "Send a test message to every receiver of alerts, once";
+    change("testAlerts", summary, &schemas.of::<TestBody>())
+        .errors(&[(503, "Another test is being sent (`busy`), or the test cannot be recorded in the audit")])
+}
+
+/// Sends a test message. It takes as long as the slowest receiver, at most 20 seconds.
+async fn test(
+    operator: Operator,
+    State(app): State<Arc<App>>,
+    Query(NoQuery {}): Query<NoQuery>,
+) -> Result<Response, ApiError> {
+    let busy = || ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "another test is being sent; try again");
+    app.desk.audit_alert_test(&operator.0).await?;
+    let tested = tokio::task::spawn_blocking(move || app.signals.sinks.test(app.desk.now())).await;
+    let tested = tested.ok().flatten().ok_or_else(busy)?;
+    let receivers =
+        tested.into_iter().map(|Tested { name, result }| TestedBody { name, ok: result.is_ok(), error: result.err() });
+    Ok(json(StatusCode::OK, &TestBody { receivers: receivers.collect() }))
 }
 
 async fn list(
@@ -72,10 +125,11 @@ async fn list(
     Query(AlertsQuery { state }): Query<AlertsQuery>,
 ) -> Result<Response, ApiError> {
     app.collected().await;
+    let to_json = |notice: &Notice| notice.to_json(&app.signals.sinks.node);
     let book = lock(&app.signals.alerts);
     let notices: Vec<String> = match state.as_deref() {
-        None => book.recent().map(Notice::to_json).collect(),
-        Some("raised") => book.raised().map(Notice::to_json).collect(),
+        None => book.recent().map(to_json).collect(),
+        Some("raised") => book.raised().map(to_json).collect(),
         Some(_) => return Err(ApiError::bad("state", "state must be raised, or left out")),
     };
     drop(book);

@@ -1,10 +1,10 @@
 //! The banner: the facts about a server that an operator checks after a start.
 
-use threshold_core::policy::Policy;
+use threshold_core::policy::{AlertOn, Policy};
 
 use super::{Listener, StoreUrl, Tokens, policy_support};
 use crate::cli::{LogForm, ServeArgs};
-use crate::signals::sinks::Lines;
+use crate::signals::sinks::{Lines, Sinks};
 use crate::source::Source;
 
 /// A started server.
@@ -18,6 +18,7 @@ pub(super) struct Banner<'a> {
     pub(super) store: StoreUrl,
     /// The number of tenants with limits of their own from `--tenants`.
     pub(super) tenants: Option<usize>,
+    pub(super) sinks: &'a Sinks,
 }
 
 impl Banner<'_> {
@@ -50,6 +51,8 @@ impl Banner<'_> {
             caller_tokens = tokens.callers,
             operator_tokens = tokens.operators,
             read_tokens = tokens.readers,
+            events = self.events(),
+            alerts = self.alerts(),
             "listening"
         );
         Ok(())
@@ -69,13 +72,36 @@ impl Banner<'_> {
         };
         format!(
             "threshold {}\n  http    {http}\n{admin}  policy  {}, {rules} rule{plural}\n{tenants}  store   {}{keys}{exactness}\n  \
-             journal {}\n  tokens  {}\n",
+             journal {}\n  events  {}\n  alerts  {}\n  tokens  {}\n",
             crate::BUILD,
             self.source.name,
             self.store,
             self.journal().unwrap_or("none".to_owned()),
+            self.events(),
+            self.alerts(),
             self.tokens.counts(),
         )
+    }
+
+    /// Where events go: the file beside the journal or memory, and sinks.
+    fn events(&self) -> String {
+        let kept = if self.args.no_db {
+            "memory".to_owned()
+        } else {
+            self.args.db.with_extension("events").display().to_string()
+        };
+        std::iter::once(kept).chain(self.sinks.names.events.iter().cloned()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Where alerts go besides the log.
+    fn alerts(&self) -> String {
+        if AlertOn::ALL.iter().all(|on| self.policy.alert(*on).is_none()) {
+            return "off".to_owned();
+        }
+        match self.sinks.names.alerts.as_slice() {
+            [] => "log only".to_owned(),
+            receivers => format!("log, {}", receivers.join(", ")),
+        }
     }
 
     fn journal(&self) -> Option<String> {

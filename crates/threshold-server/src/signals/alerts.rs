@@ -1,6 +1,7 @@
 //! Alerts: counts what the policy's `[alerts]` are about, and tells when one begins, rises and ends.
 
 mod addresses;
+mod node;
 mod notice;
 mod steps;
 #[cfg(test)]
@@ -9,18 +10,19 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use threshold_core::alert::{AlertChange, AlertLevel, Episode};
-use threshold_core::policy::{Alert, AlertOn, Layer};
+use threshold_core::alert::{AlertLevel, Episode};
+use threshold_core::policy::{Alert, AlertOn, Alerts, Layer};
 use threshold_core::{Event, Policy, Timestamp};
 
 use addresses::Addresses;
+pub(crate) use node::Node;
 pub(crate) use notice::Notice;
 use steps::{Scale, Steps};
 
 /// The most addresses whose alert is raised at once. An attack by thousands must not send an operator thousands of messages.
-const MAX_RAISED_ADDRESSES: usize = 100;
+const MAX_RAISED_ADDRESSES: usize = 20;
 /// The most of these that are not critical: addresses that are blocked a little must not take the place of one that attacks.
-const MAX_WARNED_ADDRESSES: usize = 50;
+const MAX_WARNED_ADDRESSES: usize = 10;
 /// The most notices that are kept to be read.
 const MAX_RECENT: usize = 100;
 
@@ -33,11 +35,11 @@ pub(crate) struct AlertBook {
     /// What is counted as a whole. A count that has not changed yet has no place here.
     totals: BTreeMap<AlertOn, Total>,
     addresses: Addresses,
-    /// The thresholds of the last policy.
-    alerts: BTreeMap<AlertOn, Alert>,
+    /// What the last policy says of alerts.
+    alerts: Alerts,
     /// The step up to which addresses were last forgotten.
     forgotten: Option<(u64, u64)>,
-    /// The alerts that are raised, each with what was told last.
+    /// The alerts that are raised, each with what was told last, and the count of the last period.
     raised: BTreeMap<Key, Notice>,
     /// What was told, the newest last.
     recent: VecDeque<Notice>,
@@ -52,6 +54,22 @@ struct Total {
     steps: Steps,
 }
 
+/// What is counted of an alert.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    /// The largest count in any period that is judged.
+    judged: u64,
+    /// The count of the last period.
+    present: u64,
+}
+
+impl Count {
+    fn of(steps: &Steps, scale: Scale, alert: Alert, now: Timestamp) -> Self {
+        let last = scale.number(now);
+        Self { judged: steps.peak(scale, alert), present: steps.peak_in((last, last), scale, alert) }
+    }
+}
+
 impl AlertBook {
     /// Counts an event.
     ///
@@ -61,7 +79,6 @@ impl AlertBook {
         if event.blocked && !event.blames_caller() {
             return;
         }
-        let at = event.at.min(now);
         let is_user_ban =
             || event.user_id.is_some() && event.strike.as_ref().is_some_and(|it| it.banned_until.is_some());
         let on = match event.layer {
@@ -70,34 +87,40 @@ impl AlertBook {
             _ => None,
         };
         for on in on.into_iter().chain(is_user_ban().then_some(AlertOn::UserBans)) {
-            let scale = Scale::new(self.alert(on).per);
-            let total = self.totals.entry(on).or_insert(Total { scale, steps: Steps::default() });
-            if let Some(number) = judged_step(total.scale, at, now) {
-                total.steps.add(number, event.count);
-            }
+            self.count((on, None), (event.at, event.count), now);
         }
         if let Some(address) = event.ip.as_deref().filter(|_| event.blocked) {
-            let scale = Scale::new(self.alert(AlertOn::IpBlocks).per);
-            if let Some(number) = judged_step(scale, at, now) {
+            self.count((AlertOn::IpBlocks, Some(address)), (event.at, event.count), now);
+        }
+    }
+
+    fn count(&mut self, (on, address): (AlertOn, Option<&str>), (at, count): (Timestamp, u64), now: Timestamp) {
+        let Some(alert) = self.alert(on) else { return };
+        let scale = Scale::new(alert.per);
+        let Some(number) = judged_step(scale, at.min(now), now) else { return };
+        match address {
+            None => self.totals.entry(on).or_insert(Total { scale, steps: Steps::default() }).steps.add(number, count),
+            Some(address) => {
                 let raised = &self.raised;
-                let is_raised = |name: &str| raised.contains_key(&(AlertOn::IpBlocks, Some(name.into())));
-                self.addresses.add(address, (number, event.count), is_raised);
+                let is_raised = |name: &str| raised.contains_key(&(on, Some(name.into())));
+                self.addresses.add(address, (number, count), is_raised);
             }
         }
     }
 
     /// Judges every count by the thresholds of the policy in force, and returns what has changed.
     pub(crate) fn judge(&mut self, policy: &Policy, now: Timestamp) -> Vec<Notice> {
-        self.set_thresholds(policy);
-        self.forget_old(now);
         let mut notices = Vec::new();
+        self.set_thresholds(policy, now, &mut notices);
+        self.forget_old(now);
         for on in AlertOn::ALL {
+            let Some(alert) = self.alert(on) else { continue };
             if on == AlertOn::IpBlocks {
-                self.judge_addresses(now, &mut notices);
+                self.judge_addresses(alert, now, &mut notices);
             } else {
-                let alert = self.alert(on);
-                let count = self.totals.get(&on).map_or(0, |total| total.steps.peak(total.scale, alert));
-                self.judge_count((on, None), count, now, &mut notices);
+                let of = |total: &Total| Count::of(&total.steps, total.scale, alert, now);
+                let count = self.totals.get(&on).map(of).unwrap_or_default();
+                self.judge_count((on, None), (alert, count), now, &mut notices);
             }
         }
         let surplus = self.recent.len().saturating_add(notices.len()).saturating_sub(MAX_RECENT);
@@ -110,11 +133,10 @@ impl AlertBook {
     pub(crate) fn erase(&mut self, address: &str, now: Timestamp) -> Option<Notice> {
         self.addresses.remove(address);
         self.recent.retain(|notice| notice.key.as_deref() != Some(address));
-        let told = self.raised.remove(&(AlertOn::IpBlocks, Some(address.into())))?;
-        Some(Notice { change: AlertChange::Resolved(told.level()), count: 0, at: now, ..told })
+        self.raised.remove(&(AlertOn::IpBlocks, Some(address.into()))).map(|told| told.ended(now))
     }
 
-    /// Returns the alerts that are raised, each as it was told last.
+    /// Returns the alerts that are raised, each as it was told last, with the count of the last period.
     pub(crate) fn raised(&self) -> impl Iterator<Item = &Notice> {
         self.raised.values()
     }
@@ -124,35 +146,55 @@ impl AlertBook {
         self.recent.iter().rev()
     }
 
-    fn alert(&self, on: AlertOn) -> Alert {
-        self.alerts.get(&on).copied().unwrap_or(on.usual())
+    /// Returns the thresholds of an alert; `None` if it is switched off.
+    fn alert(&self, on: AlertOn) -> Option<Alert> {
+        self.alerts.get(&on).copied().unwrap_or(Some(on.usual()))
     }
 
-    fn set_thresholds(&mut self, policy: &Policy) {
+    fn set_thresholds(&mut self, policy: &Policy, now: Timestamp, notices: &mut Vec<Notice>) {
         if self.alerts == *policy.alerts() {
             return;
         }
-        let before = Scale::new(self.alert(AlertOn::IpBlocks).per);
+        let before = AlertOn::ALL.map(|on| (on, self.alert(on)));
         self.alerts.clone_from(policy.alerts());
-        let after = Scale::new(self.alert(AlertOn::IpBlocks).per);
-        if before != after {
-            self.addresses.rescale(before, after);
-            self.forgotten = None;
-        }
-        for on in AlertOn::ALL {
-            let scale = Scale::new(self.alert(on).per);
-            if let Some(total) = self.totals.get_mut(&on).filter(|total| total.scale != scale) {
-                total.steps.rescale(total.scale, scale);
-                total.scale = scale;
+        for (on, before) in before {
+            match (before, self.alert(on)) {
+                (Some(before), Some(after)) => self.rescale(on, Scale::new(before.per), Scale::new(after.per)),
+                (_, None) => self.switch_off(on, now, notices),
+                (None, Some(_)) => {}
             }
         }
+    }
+
+    fn rescale(&mut self, on: AlertOn, before: Scale, after: Scale) {
+        if before == after {
+            return;
+        }
+        if on == AlertOn::IpBlocks {
+            self.addresses.rescale(before, after);
+            self.forgotten = None;
+        } else if let Some(total) = self.totals.get_mut(&on) {
+            total.steps.rescale(before, after);
+            total.scale = after;
+        }
+    }
+
+    /// Forgets what an alert has counted, and ends its episodes.
+    fn switch_off(&mut self, on: AlertOn, now: Timestamp, notices: &mut Vec<Notice>) {
+        self.totals.remove(&on);
+        if on == AlertOn::IpBlocks {
+            self.addresses = Addresses::default();
+        }
+        let ended = self.raised.extract_if(.., |(own, _), _| *own == on);
+        notices.extend(ended.map(|(_, told)| told.ended(now)));
     }
 
     fn forget_old(&mut self, now: Timestamp) {
         for total in self.totals.values_mut() {
             total.steps.forget(total.scale.judged(now));
         }
-        let judged = Scale::new(self.alert(AlertOn::IpBlocks).per).judged(now);
+        let Some(alert) = self.alert(AlertOn::IpBlocks) else { return };
+        let judged = Scale::new(alert.per).judged(now);
         // All addresses are gone through only once a step.
         if self.forgotten != Some(judged) {
             self.addresses.forget(judged);
@@ -160,20 +202,23 @@ impl AlertBook {
         }
     }
 
-    fn judge_addresses(&mut self, now: Timestamp, notices: &mut Vec<Notice>) {
-        let alert = self.alert(AlertOn::IpBlocks);
+    /// Judges the addresses that are raised, and as many others as there is room for. An address for which there was none is raised
+    /// later only if it goes on: an operator needs no message about what was over before it.
+    fn judge_addresses(&mut self, alert: Alert, now: Timestamp, notices: &mut Vec<Notice>) {
         let scale = Scale::new(alert.per);
+        let of = |steps: &Steps| Count::of(steps, scale, alert, now);
         let raised = self.raised.keys().filter_map(|(_, address)| address.clone());
-        let count = |address: &str| self.addresses.get(address).map_or(0, |steps| steps.peak(scale, alert));
-        let known: Vec<(Arc<str>, u64)> = raised.map(|address| (Arc::clone(&address), count(&address))).collect();
+        let count = |address: &str| self.addresses.get(address).map(of).unwrap_or_default();
+        let known: Vec<(Arc<str>, Count)> = raised.map(|address| (Arc::clone(&address), count(&address))).collect();
         let room = MAX_RAISED_ADDRESSES.saturating_sub(known.len());
-        let is_new = |address: &Arc<str>| !self.raised.contains_key(&(AlertOn::IpBlocks, Some(Arc::clone(address))));
-        let busy = self.addresses.busy(alert.warning).filter(|(address, _)| is_new(address));
-        let busy = busy.map(|(address, steps)| (Arc::clone(address), steps.peak(scale, alert)));
         let warned =
             self.raised.values().filter(|told| told.key.is_some() && told.level() == AlertLevel::Warning).count();
         let mut room_to_warn = MAX_WARNED_ADDRESSES.saturating_sub(warned);
-        let has_room = |(_, count): &(_, u64)| match alert.level(*count) {
+        let at_least = if room_to_warn == 0 { alert.critical } else { alert.warning };
+        let is_new = |address: &Arc<str>| !self.raised.contains_key(&(AlertOn::IpBlocks, Some(Arc::clone(address))));
+        let busy = self.addresses.busy(at_least, scale.number(now), (scale, alert));
+        let busy = busy.filter(|(address, _)| is_new(address)).map(|(address, steps)| (Arc::clone(address), of(steps)));
+        let has_room = |(_, count): &(_, Count)| match alert.level(count.judged) {
             Some(AlertLevel::Critical) => true,
             Some(AlertLevel::Warning) => {
                 let before = room_to_warn;
@@ -184,19 +229,26 @@ impl AlertBook {
         };
         let new: Vec<_> = busy.filter(has_room).take(room).collect();
         for (address, count) in known.into_iter().chain(new) {
-            self.judge_count((AlertOn::IpBlocks, Some(address)), count, now, notices);
+            self.judge_count((AlertOn::IpBlocks, Some(address)), (alert, count), now, notices);
         }
+        self.addresses.next_turn();
     }
 
-    fn judge_count(&mut self, key: Key, count: u64, now: Timestamp, notices: &mut Vec<Notice>) {
-        let alert = self.alert(key.0);
-        let before = self.raised.get(&key).map(|told| Episode { level: told.level(), since: told.since });
-        let (episode, change) = alert.judge(before, count, now);
-        let Some(change) = change else { return };
+    fn judge_count(&mut self, key: Key, (alert, count): (Alert, Count), now: Timestamp, notices: &mut Vec<Notice>) {
+        let told = self.raised.get_mut(&key);
+        let before = told.as_ref().map(|told| Episode { level: told.level(), since: told.since });
+        let peak = told.as_ref().map_or(0, |told| told.peak).max(count.judged);
+        let (episode, change) = alert.judge(before, count.judged, now);
+        let Some(change) = change else {
+            if let Some(told) = told {
+                (told.alert, told.count, told.peak) = (alert, count.present, peak);
+            }
+            return;
+        };
         let since = episode.or(before).map_or(now, |episode| episode.since);
-        let notice = Notice { on: key.0, alert, key: key.1.clone(), change, count, since, at: now };
+        let notice = Notice { on: key.0, alert, key: key.1.clone(), change, count: count.judged, peak, since, at: now };
         if episode.is_some() {
-            self.raised.insert(key, notice.clone());
+            self.raised.insert(key, Notice { count: count.present, ..notice.clone() });
         } else {
             self.raised.remove(&key);
         }

@@ -12,26 +12,26 @@ mod webhook;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use threshold_core::Event;
+use threshold_core::{Event, Timestamp};
 
 use self::body::Form;
 pub(crate) use self::guard::Reach;
 pub(crate) use self::lines::Lines;
 pub(crate) use self::settings::SinkSettings;
-use self::settings::Target;
+use self::settings::{Names, Target};
 use self::webhook::{Patience, Stop, Webhook};
-use super::alerts::Notice;
+use super::alerts::{Node, Notice};
 
 /// The most events that wait for one sink: twice as many as one batch may have. One has about a kilobyte, and sinks share them.
 const MAX_EVENTS: usize = 16_384;
 /// The most batches that wait for one sink.
 const MAX_BATCHES: usize = 1_024;
-/// The most notices that wait for one receiver: ten for each address whose alert can be raised.
+/// The most notices that wait for one receiver: fifty for each address whose alert can be raised.
 const MAX_NOTICES: usize = 1_000;
 /// The most events and bytes in one request. A Threshold server takes a body of 1 MiB.
 const MAX_POST: usize = 500;
@@ -40,11 +40,33 @@ const MAX_POST_BYTES: usize = 512 << 10;
 /// All sinks.
 pub(crate) struct Sinks {
     sinks: Mutex<Vec<Sink>>,
+    /// The receivers of alerts, in the order of the setting.
+    receivers: Vec<Arc<AlertReceiver>>,
+    pub(crate) names: Names,
+    /// Held while a test message is sent.
+    testing: Mutex<()>,
+    pub(crate) node: Arc<Node>,
     /// What each sink has lost, in the same order.
     lost: Vec<SinkLost>,
     stop: Arc<Stop>,
     /// Disconnected when all threads have ended.
     ended: Mutex<Receiver<()>>,
+}
+
+/// A receiver of alerts.
+struct AlertReceiver {
+    name: String,
+    webhook: Webhook,
+    form: Form,
+}
+
+/// What became of a test message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tested {
+    /// The receiver: the scheme and the host of its URL.
+    pub(crate) name: String,
+    /// `Err` has the reason.
+    pub(crate) result: Result<(), String>,
 }
 
 impl fmt::Debug for Sinks {
@@ -71,7 +93,16 @@ enum Sink {
 impl Default for Sinks {
     fn default() -> Self {
         let (_, ended) = channel();
-        Self { sinks: Mutex::default(), lost: Vec::new(), stop: Arc::default(), ended: Mutex::new(ended) }
+        Self {
+            sinks: Mutex::default(),
+            receivers: Vec::new(),
+            names: Names::default(),
+            testing: Mutex::default(),
+            node: Arc::default(),
+            lost: Vec::new(),
+            stop: Arc::default(),
+            ended: Mutex::new(ended),
+        }
     }
 }
 
@@ -102,7 +133,9 @@ impl Sinks {
     }
 
     fn start_with(settings: SinkSettings, for_events: Patience, for_alerts: Patience) -> anyhow::Result<Self> {
-        let SinkSettings { lines, events, alerts, keys, reach, tls } = settings;
+        let names = settings.names();
+        let SinkSettings { lines, events, alerts, keys, reach, tls, node } = settings;
+        let node = Arc::new(node);
         let stop = Arc::<Stop>::default();
         let (running, ended) = channel();
         let (mut sinks, mut lost) = (Vec::new(), Vec::<SinkLost>::new());
@@ -125,10 +158,41 @@ impl Sinks {
             let webhook = webhook(url, token, for_events);
             sinks.push(spawn_events(worker("events", name), move |worker, events| worker.post(&webhook, events))?);
         }
+        let mut receivers = Vec::new();
         for (Target { url, name }, form) in alerts {
-            sinks.push(spawn_alerts(worker(form.kind(), name), webhook(url, None, for_alerts), form)?);
+            let worker = worker(form.kind(), name.clone());
+            let receiver = Arc::new(AlertReceiver { name, webhook: webhook(url, None, for_alerts), form });
+            sinks.push(spawn_alerts(worker, Arc::clone(&receiver), Arc::clone(&node))?);
+            receivers.push(receiver);
         }
-        Ok(Self { sinks: Mutex::new(sinks), lost, stop, ended: Mutex::new(ended) })
+        let (sinks, testing) = (Mutex::new(sinks), Mutex::default());
+        Ok(Self { sinks, receivers, names, testing, node, lost, stop, ended: Mutex::new(ended) })
+    }
+
+    /// Sends a test message to every receiver of alerts, once and past its queue, and waits for all of them: at most 10 seconds for
+    /// each request, of which PagerDuty gets two. Returns nothing while another test is being sent.
+    pub(crate) fn test(&self, now: Timestamp) -> Option<Vec<Tested>> {
+        let _turn = match self.testing.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let test = |receiver: &AlertReceiver| {
+            let bodies = receiver.form.write_test(&self.node, now);
+            let result = bodies.iter().try_for_each(|body| receiver.webhook.try_once(body));
+            Tested { name: receiver.name.clone(), result }
+        };
+        // Side by side, so that several that do not answer keep the operator no longer than one.
+        Some(thread::scope(|scope| {
+            let start = |receiver| thread::Builder::new().spawn_scoped(scope, move || test(receiver));
+            let threads: Vec<_> = self.receivers.iter().map(|receiver| (receiver, start(receiver))).collect();
+            let end = |(receiver, thread): (&Arc<AlertReceiver>, std::io::Result<ScopedJoinHandle<'_, Tested>>)| {
+                let tested = thread.ok().and_then(|thread| thread.join().ok());
+                let failed = || Tested { name: receiver.name.clone(), result: Err("no thread for it".to_owned()) };
+                tested.unwrap_or_else(failed)
+            };
+            threads.into_iter().map(end).collect()
+        }))
     }
 
     /// Hands events to the sinks. It never waits: what has no room in a queue is lost there.
@@ -198,9 +262,13 @@ fn spawn_events(
     Ok(Sink::Events(queue))
 }
 
-fn spawn_alerts(mut worker: Worker, webhook: Webhook, form: Form) -> anyhow::Result<Sink> {
+fn spawn_alerts(mut worker: Worker, receiver: Arc<AlertReceiver>, node: Arc<Node>) -> anyhow::Result<Sink> {
     let (queue, notices) = sync_channel::<Notice>(MAX_NOTICES);
-    let work = move || notices.into_iter().for_each(|notice| worker.deliver(&webhook, &form.write(&notice), 1));
+    let work = move || {
+        for notice in notices {
+            worker.deliver(&receiver.webhook, &receiver.form.write(&notice, &node), 1);
+        }
+    };
     thread::Builder::new().name("sink".to_owned()).spawn(work).context("cannot start a thread")?;
     Ok(Sink::Alerts(queue))
 }

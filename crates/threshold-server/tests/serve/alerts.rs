@@ -74,6 +74,11 @@ fn alerts_are_raised_at_the_thresholds_of_the_policy() {
         }
         let told: Vec<_> = alerts(&server, "/v1/alerts").iter().map(|notice| notice["count"].clone()).collect();
         assert_eq!(told, [4, 2], "{name}: the newest first");
+        let raised = alerts(&server, "/v1/alerts?state=raised");
+        let own = raised.iter().find(|notice| notice["alert"] == name).unwrap();
+        let runbook = format!("docs/runbooks/{}.md", name.replace('_', "-"));
+        assert_eq!((&own["count"], &own["peak"], &own["runbook"]), (&json!(4), &json!(4), &json!(runbook)));
+        assert!(own["node"].as_str().is_some_and(|node| !node.is_empty()), "{own}");
     }
 }
 
@@ -89,6 +94,30 @@ fn a_reload_changes_the_thresholds_of_what_is_already_counted() {
     server.wait_for_log("policy reloaded");
     let raised = alerts(&server, "/v1/alerts?state=raised");
     assert_eq!((raised.len(), &raised[0]["count"], &raised[0]["threshold"]), (1, &json!(3), &json!(3)));
+}
+
+/// Fails if the thresholds stay in force, or if `off` is read as a table without any.
+#[test]
+fn an_alert_that_a_reload_switches_off_is_resolved() {
+    let of =
+        |ip| policy("edge", &format!("edge_blocks = {{ per = 'min', warning = 3, critical = 9 }}\nip_blocks = {ip}"));
+    let file = Scratch::file("policy.toml", &of("{ per = 'min', warning = 3, critical = 9 }"));
+    let server = Start { policy: Some(file.path()), ..Start::default() }.server();
+    (0..4).for_each(|_| ask(&server, &json!({"ip": "203.0.113.7"})));
+    assert_eq!(alerts(&server, "/v1/alerts?state=raised").len(), 2);
+    file.replace(&of("'off'"));
+    server.signal("HUP");
+    server.wait_for_log("policy reloaded");
+    let raised = alerts(&server, "/v1/alerts?state=raised");
+    assert_eq!((raised.len(), &raised[0]["alert"]), (1, &json!("edge_blocks")), "{raised:?}");
+    let told = alerts(&server, "/v1/alerts");
+    assert_eq!((&told[0]["alert"], &told[0]["state"]), (&json!("ip_blocks"), &json!("resolved")), "{told:?}");
+    (0..20).for_each(|_| ask(&server, &json!({"ip": "203.0.113.8"})));
+    let metrics = server.connect().send("GET", "/metrics", &[], "").unwrap().body;
+    for level in ["warning", "critical"] {
+        let series = format!("threshold_alerts_active{{alert=\"ip_blocks\",level=\"{level}\"}} 0\n");
+        assert!(metrics.contains(&series), "{metrics}");
+    }
 }
 
 /// Answers every request with 200, and hands on its path and body. `tls` has a certificate.

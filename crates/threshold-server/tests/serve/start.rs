@@ -45,6 +45,35 @@ fn the_banner_names_the_build_and_the_tokens_that_are_set() {
     assert!(callers.contains("  tokens  callers 1, operators none, read-only none\n"), "{callers}");
 }
 
+/// Fails if a URL is shown with its path, which is a secret at Slack.
+#[test]
+fn the_banner_says_where_events_and_alerts_go() {
+    let told = banner(&Start::default());
+    assert!(told.contains("\n  events  memory\n  alerts  log only\n"), "{told}");
+    let folder = Scratch::folder();
+    let (db, lines) = (folder.path().join("own.db"), folder.path().join("events.jsonl"));
+    let policy = folder.path().join("policy.toml");
+    let off =
+        ["edge_blocks", "tenant_blocks", "user_bans", "ip_blocks"].map(|name| format!("{name} = 'off'\n")).concat();
+    std::fs::write(&policy, format!("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/h'\n[alerts]\n{off}")).unwrap();
+    let sink = format!("jsonl:{}", lines.display());
+    let args = ["--allow-private-webhooks", "--db", db.to_str().unwrap(), "--events-to", &sink];
+    let variables = [
+        ("THRESHOLD_ALERT_URL", "http://127.0.0.1:1/CANARY slack+http://127.0.0.1:2/CANARY"),
+        ("THRESHOLD_EVENTS_URL", "http://127.0.0.1:3/CANARY?a=b"),
+    ];
+    let start = Start { args: &args, variables: &variables, ..Start::default() };
+    let told = banner(&start);
+    let events = folder.path().join("own.events");
+    let expect = format!(
+        "\n  events  {}, {sink}, http://127.0.0.1:3\n  alerts  log, http://127.0.0.1:1, http://127.0.0.1:2\n",
+        events.display()
+    );
+    assert!(told.contains(&expect) && !told.contains("CANARY"), "{told}");
+    let told = banner(&Start { policy: Some(&policy), ..start });
+    assert!(told.contains("\n  alerts  off\n"), "{told}");
+}
+
 /// `--log json` printed five lines of text first, which no collector of JSON could parse.
 #[test]
 fn a_json_log_is_the_only_output_and_has_the_facts_of_the_banner() {

@@ -49,8 +49,13 @@ async fn judge(
 ) -> Result<(), DatabaseError> {
     let known = known(database).await?;
     for on in AlertOn::ALL {
-        let alert = policy.alerts().get(&on).copied().unwrap_or(on.usual());
-        let counts = counts(database, on, alert, now).await?;
+        let in_force = policy.alert(on);
+        // An alert that is switched off is over.
+        let alert = in_force.unwrap_or(on.usual());
+        let counts = match in_force {
+            Some(alert) => counts(database, on, alert, now).await?,
+            None => BTreeMap::new(),
+        };
         let own = known.iter().filter(|((name, _), _)| name == on.name());
         let mut episodes: BTreeMap<&str, Option<Episode>> =
             own.map(|((_, key), episode)| (key.as_str(), Some(*episode))).collect();

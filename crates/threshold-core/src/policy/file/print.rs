@@ -6,10 +6,10 @@
 use std::fmt::Display;
 
 use super::{
-    AlertFile, AlertsFile, AlgorithmName, AnchorName, AnswersFile, CategoryFile, ConsistencyName, DisclosureName,
-    IdentityFile, JwtFile, LadderFile, LayerName, ListsFile, Located, LogName, LoginFile, MatchFile, MemoryFile,
-    ModeName, NamedEntries, OddPathsName, OnMissingName, OnStoreErrorName, PolicyFile, RuleFile, StrikeName,
-    TenantFile, Text, Texts, UserScopeName, WhenFullName,
+    AlertEntry, AlertFile, AlertsFile, AlgorithmName, AnchorName, AnswersFile, CategoryFile, ConsistencyName,
+    DisclosureName, IdentityFile, JwtFile, LadderFile, LayerName, ListsFile, Located, LogName, LoginFile, MatchFile,
+    MemoryFile, ModeName, NamedEntries, OddPathsName, OnMissingName, OnStoreErrorName, PolicyFile, RuleFile,
+    StrikeName, TenantFile, Text, Texts, UserScopeName, WhenFullName,
 };
 use crate::text::is_hidden;
 
@@ -211,12 +211,17 @@ fn print_alerts(entries: &mut Entries<'_>, file: &mut AlertsFile) {
         ("ip_blocks", ip_blocks),
     ];
     for (name, alert) in named {
-        let Some(AlertFile { per, warning, critical }) = alert else { continue };
-        entries.inline_table(name, |entries| {
-            entries.required("per", per);
-            entries.required("warning", warning);
-            entries.required("critical", critical);
-        });
+        match alert {
+            None => {}
+            Some(AlertEntry::Off(off)) => entries.required(name, off),
+            Some(AlertEntry::Thresholds(AlertFile { per, warning, critical })) => {
+                entries.inline_table(name, |entries| {
+                    entries.required("per", per);
+                    entries.required("warning", warning);
+                    entries.required("critical", critical);
+                });
+            }
+        }
     }
 }
 

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use toml::Spanned;
 
-use super::{AlgorithmName, Located, NamedEntries, TenantFile, Text, Texts};
+use super::{AlertEntry, AlertFile, AlgorithmName, Located, NamedEntries, TenantFile, Text, Texts};
 use crate::limit::Algorithm;
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Located<T> {
@@ -66,6 +67,41 @@ impl<'de> Deserialize<'de> for Texts {
             StringOrList::List(items) => items,
         };
         Ok(Self { items, span })
+    }
+}
+
+impl<'de> Deserialize<'de> for AlertEntry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EntryVisitor;
+        impl<'de> Visitor<'de> for EntryVisitor {
+            type Value = StringOrThresholds;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"off\", or a table with per, warning and critical")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<StringOrThresholds, E> {
+                Ok(StringOrThresholds::String(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StringOrThresholds, A::Error> {
+                AlertFile::deserialize(MapAccessDeserializer::new(map)).map(StringOrThresholds::Thresholds)
+            }
+        }
+        enum StringOrThresholds {
+            String(String),
+            Thresholds(AlertFile),
+        }
+        impl<'de> Deserialize<'de> for StringOrThresholds {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(EntryVisitor)
+            }
+        }
+        let Located { value, span } = Located::<StringOrThresholds>::deserialize(deserializer)?;
+        Ok(match value {
+            StringOrThresholds::String(value) => Self::Off(Located { value, span }),
+            StringOrThresholds::Thresholds(file) => Self::Thresholds(file),
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::{AlgorithmName, Located, NamedEntries, PolicyFile, TenantFile, Texts};
+use super::{AlertEntry, AlertFile, AlgorithmName, Located, NamedEntries, PolicyFile, TenantFile, Texts};
 use crate::limit::Algorithm;
 use crate::policy::tiers::MAX_SPREAD;
 
@@ -58,6 +58,21 @@ impl<V: JsonSchema> JsonSchema for NamedEntries<V> {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let value = generator.subschema_for::<V>();
         json_schema!({"type": "object", "additionalProperties": value})
+    }
+}
+
+impl JsonSchema for AlertEntry {
+    fn schema_name() -> Cow<'static, str> {
+        "AlertEntry".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let thresholds = generator.subschema_for::<AlertFile>();
+        json_schema!({"anyOf": [{"const": "off"}, thresholds]})
     }
 }
 

@@ -10,7 +10,7 @@ use crate::ladder::{Ladder, Rung};
 use crate::limit::{Quota, SlidingLog, Unit};
 use crate::lockout::Login;
 use crate::policy::file::{
-    AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text,
+    AlertEntry, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text,
 };
 use crate::policy::lists::{ListEntry, Listed, Lists};
 use crate::policy::place::{LoginBudget, LoginPlaces};
@@ -182,7 +182,7 @@ impl Loader<'_> {
     }
 
     pub(super) fn alerts(&mut self, file: &AlertsFile) -> Alerts {
-        let named: [(AlertOn, &Option<AlertFile>); 4] = [
+        let named: [(AlertOn, &Option<AlertEntry>); 4] = [
             (AlertOn::EdgeBlocks, &file.edge_blocks),
             (AlertOn::TenantBlocks, &file.tenant_blocks),
             (AlertOn::UserBans, &file.user_bans),
@@ -190,13 +190,25 @@ impl Loader<'_> {
         ];
         let mut alerts = Alerts::new();
         for (on, alert) in named {
-            let Some(alert) = alert else { continue };
+            let alert = match alert {
+                None => continue,
+                Some(AlertEntry::Off(text)) => {
+                    if text.value != "off" {
+                        let message = format!("\"{}\" is not an alert", text.value);
+                        let help = "write \"off\", or { per = \"min\", warning = 20, critical = 100 }";
+                        self.error("bad-value", text.span.clone(), message, help);
+                    }
+                    alerts.insert(on, None);
+                    continue;
+                }
+                Some(AlertEntry::Thresholds(alert)) => alert,
+            };
             let Some(per) = self.span(&alert.per) else { continue };
             if alert.warning.value == 0 || alert.critical.value < alert.warning.value {
                 let help = "warning is at least 1, and critical is not below warning";
                 self.error("bad-value", alert.critical.span.clone(), "the thresholds are 0 or out of order", help);
             }
-            alerts.insert(on, Alert { per, warning: alert.warning.value, critical: alert.critical.value });
+            alerts.insert(on, Some(Alert { per, warning: alert.warning.value, critical: alert.critical.value }));
         }
         alerts
     }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use threshold_core::policy::Alert;
+
 use super::steps::{Scale, Steps};
 
 /// The most addresses that are counted at once.
@@ -21,6 +23,8 @@ pub(super) struct Addresses {
     /// All of them, those with the lowest rank first, and of these the oldest.
     order: BTreeSet<(u64, u64, Arc<str>)>,
     admitted: u64,
+    /// How often addresses were judged.
+    turn: u64,
 }
 
 #[derive(Debug)]
@@ -31,6 +35,9 @@ struct Entry {
     /// The rank of the address whose place it has taken, and the step in which it did.
     inherited: u64,
     since: u64,
+    /// The first and the last step of the blocks that were counted in a turn, and that turn.
+    new: (u64, u64),
+    turn: u64,
 }
 
 impl Entry {
@@ -54,8 +61,13 @@ impl Addresses {
         };
         let entry = self.entries.entry(Arc::clone(&name)).or_insert_with(|| {
             self.admitted = self.admitted.saturating_add(1);
-            Entry { steps: Steps::default(), admitted: self.admitted, inherited, since: number }
+            let (new, turn) = ((number, number), self.turn);
+            Entry { steps: Steps::default(), admitted: self.admitted, inherited, since: number, new, turn }
         });
+        if entry.turn != self.turn {
+            (entry.new, entry.turn) = ((number, number), self.turn);
+        }
+        entry.new = (entry.new.0.min(number), entry.new.1.max(number));
         entry.steps.add(number, count);
         self.order.insert((entry.rank(), entry.admitted, name));
     }
@@ -91,6 +103,7 @@ impl Addresses {
         self.entries.values_mut().for_each(|entry| {
             entry.steps.rescale(from, to);
             entry.inherited = 0;
+            entry.new = (from.rescaled(entry.new.0, to), from.rescaled(entry.new.1, to));
         });
         self.reorder();
     }
@@ -100,11 +113,29 @@ impl Addresses {
         self.order = self.entries.iter().map(place).collect();
     }
 
-    /// Returns the addresses with at least this many blocks, those with the most first.
-    pub(super) fn busy(&self, at_least: u64) -> impl Iterator<Item = (&Arc<str>, &Steps)> {
+    /// Returns the addresses with at least this many blocks that go on: the warning threshold is reached in the period that ends with
+    /// the step `now`, or in one of the blocks that are new in this turn, which may be reported late. Those with the most blocks come
+    /// first.
+    pub(super) fn busy(
+        &self,
+        at_least: u64,
+        now: u64,
+        (scale, alert): (Scale, Alert),
+    ) -> impl Iterator<Item = (&Arc<str>, &Steps)> {
         let busy = self.order.iter().rev().take_while(move |(rank, ..)| *rank >= at_least);
-        let steps = busy.filter_map(|(_, _, name)| Some((name, &self.entries.get(name)?.steps)));
-        steps.filter(move |(_, steps)| steps.sum() >= at_least)
+        let entries = busy.filter_map(|(_, _, name)| Some((name, self.entries.get(name)?)));
+        let goes_on = move |entry: &Entry| {
+            let new = Some(entry.new).filter(|_| entry.turn == self.turn);
+            let mut parts = std::iter::once((now, now)).chain(new);
+            parts.any(|part| entry.steps.peak_in(part, scale, alert) >= alert.warning)
+        };
+        let busy = entries.filter(move |(_, entry)| entry.steps.sum() >= at_least && goes_on(entry));
+        busy.map(|(name, entry)| (name, &entry.steps))
+    }
+
+    /// Begins the next turn.
+    pub(super) fn next_turn(&mut self) {
+        self.turn = self.turn.wrapping_add(1);
     }
 
     pub(super) fn get(&self, address: &str) -> Option<&Steps> {

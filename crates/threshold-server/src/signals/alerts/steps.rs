@@ -43,6 +43,11 @@ impl Scale {
         (begin.micros().div_ceil(self.step), self.number(now))
     }
 
+    /// Returns the number of a step in another scale.
+    pub(super) fn rescaled(self, number: u64, to: Self) -> u64 {
+        to.number(self.start(number))
+    }
+
     fn start(self, number: u64) -> Timestamp {
         Timestamp::from_micros(number.saturating_mul(self.step))
     }
@@ -101,10 +106,18 @@ impl Steps {
         alert.peak(self.counts.iter().map(|(number, count)| (scale.start(*number), *count)))
     }
 
+    /// Returns the largest count in any period that has a part in this range of steps.
+    pub(super) fn peak_in(&self, (first, last): (u64, u64), scale: Scale, alert: Alert) -> u64 {
+        let alert = Alert { per: scale.period(), ..alert };
+        let (begin, end) = (first.saturating_add(1).saturating_sub(scale.steps), last.saturating_add(scale.steps));
+        let within = self.counts.iter().filter(|(number, _)| (begin..end).contains(number));
+        alert.peak(within.map(|(number, count)| (scale.start(*number), *count)))
+    }
+
     /// Counts in the steps of another period. What was counted in longer steps counts at their beginning.
     pub(super) fn rescale(&mut self, from: Scale, to: Scale) {
         for (number, count) in std::mem::take(self).counts {
-            self.add(to.number(from.start(number)), count);
+            self.add(from.rescaled(number, to), count);
         }
     }
 

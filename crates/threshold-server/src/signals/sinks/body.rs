@@ -1,11 +1,14 @@
 //! What is posted about an alert, in the form that its receiver takes.
 
+use std::net::IpAddr;
+
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use threshold_core::Timestamp;
 use threshold_core::headers::iso_8601;
 use threshold_core::text::printable;
 
-use crate::signals::alerts::Notice;
+use crate::signals::alerts::{Node, Notice};
 
 /// The longest `dedup_key` that PagerDuty takes, in characters.
 const MAX_DEDUP_KEY: usize = 255;
@@ -18,11 +21,7 @@ pub(super) enum Form {
     /// A message of Slack's incoming webhooks.
     Slack,
     /// An event of PagerDuty's Events API v2.
-    PagerDuty {
-        routing_key: Box<str>,
-        /// The name of this machine. Each node raises and resolves alerts of its own.
-        host: Box<str>,
-    },
+    PagerDuty { routing_key: Box<str> },
 }
 
 impl Form {
@@ -36,11 +35,41 @@ impl Form {
     }
 
     /// Writes the body of a notice.
-    pub(super) fn write(&self, notice: &Notice) -> String {
+    pub(super) fn write(&self, notice: &Notice, node: &Node) -> String {
         match self {
-            Self::Own => notice.to_json(),
-            Self::Slack => json!({"text": slack_text(notice)}).to_string(),
-            Self::PagerDuty { routing_key, host } => pager_duty(notice, routing_key, host).to_string(),
+            Self::Own => notice.to_json(node),
+            Self::Slack => json!({"text": slack_text(notice, node)}).to_string(),
+            Self::PagerDuty { routing_key } => pager_duty(notice, routing_key, node).to_string(),
+        }
+    }
+
+    /// Writes the bodies of a test message, by which an operator sees that alerts arrive.
+    pub(super) fn write_test(&self, node: &Node, now: Timestamp) -> Vec<String> {
+        let millis = now.micros().checked_div(1_000);
+        let runbook = node.all_runbooks();
+        let fields = json!({
+            "event": "alert", "alert": "test", "state": "raised", "level": "warning", "key": null, "count": 0, "threshold": 0,
+            "periodSec": 0, "since": millis, "at": millis, "peak": 0, "node": node.name, "runbook": runbook,
+        });
+        let text = format!("Threshold on {}: this is a test of alerts, and nothing has happened.", node.name);
+        match self {
+            Self::Own => vec![printable(&fields.to_string()).into_owned()],
+            Self::Slack => vec![json!({"text": format!(":wave: {}", slack_escaped(&text))}).to_string()],
+            Self::PagerDuty { routing_key } => {
+                let body = |action: &str| {
+                    json!({
+                        "routing_key": routing_key,
+                        "event_action": action,
+                        "dedup_key": dedup_key(&node.name, "test", ""),
+                        "payload": {
+                            "summary": printable(&text), "source": node.name, "severity": "warning", "class": "test",
+                            "custom_details": fields,
+                        },
+                    })
+                };
+                // Resolved at once, or it would wake a person.
+                ["trigger", "resolve"].map(|action| body(action).to_string()).into()
+            }
         }
     }
 }
@@ -50,34 +79,52 @@ fn sentence(notice: &Notice, key: &str) -> String {
     let (name, count, per) = (notice.on.name(), notice.count, notice.alert.per.secs_ceil());
     let of = if key.is_empty() { String::new() } else { format!(" of {key}") };
     let state = if notice.is_resolved() { "resolved" } else { notice.level().name() };
-    format!("Threshold: {name}{of} {state}: {count} in {per} s, threshold {}", notice.threshold())
+    format!("{name}{of} {state}: {count} in {per} s, threshold {}", notice.threshold())
 }
 
-fn slack_text(notice: &Notice) -> String {
+/// Returns the command to begin with.
+fn first_look(notice: &Notice) -> String {
+    // An edge reports addresses as text. An operator copies what stands here into a shell, and a digest cannot be looked up.
+    let is_address = |key: &&str| key.split('/').next().is_some_and(|address| address.parse::<IpAddr>().is_ok());
+    let is_plain = |key: &&str| key.bytes().all(|byte| byte.is_ascii_hexdigit() || b":./".contains(&byte));
+    match notice.key.as_deref().filter(is_address).filter(is_plain) {
+        Some(address) => format!("`threshold subject edge {address}` shows what stops it"),
+        None => "`threshold alerts` (GET /v1/alerts) shows what is raised".to_owned(),
+    }
+}
+
+fn slack_text(notice: &Notice, node: &Node) -> String {
     let icon = if notice.is_resolved() { ":white_check_mark:" } else { ":rotating_light:" };
     // An edge reports addresses as text. As code it forms no link, and escaped it mentions nobody (`<!channel>`).
     let key = notice.key.as_deref().map(|key| format!("`{}`", key.replace('`', "'"))).unwrap_or_default();
-    let text = printable(&sentence(notice, &key)).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    format!("{icon} {text}")
+    let text = slack_escaped(&format!("Threshold on {}: {}", node.name, sentence(notice, &key)));
+    if notice.is_resolved() {
+        return format!("{icon} {text}");
+    }
+    let first = slack_escaped(&format!("First: {}. Then: {}", first_look(notice), notice.runbook(node)));
+    format!("{icon} {text}\n{first}")
 }
 
-fn pager_duty(notice: &Notice, routing_key: &str, host: &str) -> Value {
+fn slack_escaped(text: &str) -> String {
+    printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+fn pager_duty(notice: &Notice, routing_key: &str, node: &Node) -> Value {
     let key = notice.key.as_deref().unwrap_or_default();
     let seconds = notice.at.micros().checked_div(1_000_000).unwrap_or(0);
-    let details: Value = serde_json::from_str(&notice.to_json()).unwrap_or_default();
     json!({
         "routing_key": routing_key,
         "event_action": if notice.is_resolved() { "resolve" } else { "trigger" },
         // The same for all of an episode: PagerDuty makes one incident of it. Another one for each node, or the end on one node would
         // close the incident of the others.
-        "dedup_key": dedup_key(host, notice.on.name(), key),
+        "dedup_key": dedup_key(&node.name, notice.on.name(), key),
         "payload": {
-            "summary": printable(&sentence(notice, key)),
-            "source": host,
+            "summary": printable(&format!("Threshold: {}", sentence(notice, key))),
+            "source": node.name,
             "severity": notice.level().name(),
             "timestamp": iso_8601(seconds),
             "class": notice.on.name(),
-            "custom_details": details,
+            "custom_details": notice.fields(node),
         },
     })
 }
@@ -108,6 +155,7 @@ mod tests {
             key: key.map(Into::into),
             change,
             count: 101,
+            peak: 120,
             since: at,
             at: at.plus(Span::MINUTE),
         }
@@ -116,19 +164,58 @@ mod tests {
     #[test]
     fn slack_gets_a_text_in_which_no_name_is_markup() {
         let raised = notice(Some("<!channel> & `*x*`"), AlertChange::Raised(AlertLevel::Critical));
-        let body: Value = serde_json::from_str(&Form::Slack.write(&raised)).unwrap();
-        let text = ":rotating_light: Threshold: ip_blocks of `&lt;!channel&gt; &amp; '*x*'` critical: 101 in 60 s, threshold 100";
-        assert_eq!(body, json!({ "text": text }));
+        let text = |notice: &Notice| {
+            let body: Value = serde_json::from_str(&Form::Slack.write(notice, &Node::of_test())).unwrap();
+            body["text"].as_str().unwrap().to_owned()
+        };
+        let expect = ":rotating_light: Threshold on node-1: ip_blocks of `&lt;!channel&gt; &amp; '*x*'` critical: 101 in 60 s, \
+                      threshold 100\nFirst: `threshold alerts` (GET /v1/alerts) shows what is raised. Then: docs/runbooks/ip-blocks.md";
+        assert_eq!(text(&raised), expect);
         let over = notice(None, AlertChange::Resolved(AlertLevel::Warning));
-        let body: Value = serde_json::from_str(&Form::Slack.write(&over)).unwrap();
-        let text = ":white_check_mark: Threshold: ip_blocks resolved: 101 in 60 s, threshold 20";
-        assert_eq!(body, json!({ "text": text }));
+        assert_eq!(
+            text(&over),
+            ":white_check_mark: Threshold on node-1: ip_blocks resolved: 101 in 60 s, threshold 20"
+        );
+    }
+
+    /// Fails if what an edge reports as an address becomes a part of a command that an operator copies.
+    #[test]
+    fn slack_names_the_command_to_begin_with_for_addresses_alone() {
+        let first = |key: &str| first_look(&notice(Some(key), AlertChange::Raised(AlertLevel::Warning)));
+        for address in ["203.0.113.7", "2001:db8::7", "2001:db8::/64"] {
+            assert_eq!(first(address), format!("`threshold subject edge {address}` shows what stops it"));
+        }
+        for other in ["#9b1e44c07d2a6f35", "203.0.113.7/$(id)", "203.0.113.7/; id", "localhost", ""] {
+            assert!(first(other).starts_with("`threshold alerts`"), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_test_message_is_none_of_the_alerts_and_leaves_no_incident_open() {
+        let now = Timestamp::from_secs(1_767_225_600);
+        let node = Node::of_test();
+        let bodies = |form: Form| -> Vec<Value> {
+            form.write_test(&node, now).iter().map(|body| serde_json::from_str(body).unwrap()).collect()
+        };
+        let own = bodies(Form::Own);
+        assert_eq!((own.len(), &own[0]["alert"], &own[0]["node"]), (1, &json!("test"), &json!("node-1")));
+        // Receivers find every field that notices have.
+        let raised = notice(None, AlertChange::Raised(AlertLevel::Warning)).fields(&node);
+        assert!(own[0].as_object().unwrap().keys().eq(raised.keys()), "{own:?}");
+        assert!(bodies(Form::Slack)[0]["text"].as_str().unwrap().contains("on node-1: this is a test"));
+        let pager = bodies(Form::PagerDuty { routing_key: "key".into() });
+        let actions: Vec<_> = pager.iter().map(|body| (&body["event_action"], &body["dedup_key"])).collect();
+        let key = json!("threshold/node-1/test/");
+        assert_eq!(actions, [(&json!("trigger"), &key), (&json!("resolve"), &key)]);
     }
 
     #[test]
     fn pager_duty_gets_one_incident_for_an_episode() {
-        let form = Form::PagerDuty { routing_key: "0123456789abcdef0123456789abcdef".into(), host: "node-1".into() };
-        let of = |change| -> Value { serde_json::from_str(&form.write(&notice(Some("203.0.113.7"), change))).unwrap() };
+        let form = Form::PagerDuty { routing_key: "0123456789abcdef0123456789abcdef".into() };
+        let node = Node::of_test();
+        let of = |change| -> Value {
+            serde_json::from_str(&form.write(&notice(Some("203.0.113.7"), change), &node)).unwrap()
+        };
         let warning = of(AlertChange::Raised(AlertLevel::Warning));
         let critical = of(AlertChange::Raised(AlertLevel::Critical));
         let over = of(AlertChange::Resolved(AlertLevel::Critical));
@@ -141,15 +228,22 @@ mod tests {
         assert_eq!(critical["payload"]["timestamp"], "2026-01-01T00:01:00Z");
         assert_eq!(critical["payload"]["custom_details"]["key"], "203.0.113.7");
         assert_eq!(critical["payload"]["source"], "node-1");
+        assert_eq!(critical["payload"]["custom_details"]["runbook"], "docs/runbooks/ip-blocks.md");
         let long = notice(Some(&"x".repeat(256)), AlertChange::Raised(AlertLevel::Warning));
-        let body: Value = serde_json::from_str(&form.write(&long)).unwrap();
+        let body: Value = serde_json::from_str(&form.write(&long, &node)).unwrap();
         assert_eq!(body["dedup_key"].as_str().unwrap().len(), "threshold/ip_blocks/".len() + 64);
         assert!(body["payload"]["summary"].as_str().unwrap().len() <= 1_024);
     }
 
     #[test]
     fn without_a_form_the_notice_itself_is_posted() {
-        let raised = notice(None, AlertChange::Raised(AlertLevel::Warning));
-        assert_eq!(Form::Own.write(&raised), raised.to_json());
+        let raised = notice(Some("203.0.113.7\u{202e}"), AlertChange::Raised(AlertLevel::Warning));
+        assert_eq!(
+            Form::Own.write(&raised, &Node::of_test()),
+            r#"{"event":"alert","alert":"ip_blocks","state":"raised","level":"warning","key":"203.0.113.7\u202e","count":101,"#
+                .to_owned()
+                + r#""threshold":20,"periodSec":60,"since":1767225600000,"at":1767225660000,"peak":120,"node":"node-1","#
+                + r#""runbook":"docs/runbooks/ip-blocks.md"}"#
+        );
     }
 }

@@ -15,6 +15,7 @@ use super::guard::{Reach, is_public};
 use super::lines::Lines;
 use super::webhook::SigningKey;
 use crate::operate::system_tls;
+use crate::signals::alerts::Node;
 
 const ALERT_URL: &str = "THRESHOLD_ALERT_URL";
 const EVENTS_URL: &str = "THRESHOLD_EVENTS_URL";
@@ -30,6 +31,14 @@ pub(crate) struct SinkSettings {
     pub(super) keys: Arc<[SigningKey]>,
     pub(super) reach: Reach,
     pub(super) tls: TlsConfig,
+    pub(super) node: Node,
+}
+
+/// The names of all receivers, for operators. Of a URL, the scheme and the host.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    pub(crate) events: Vec<String>,
+    pub(crate) alerts: Vec<String>,
 }
 
 /// The URL of a webhook.
@@ -79,6 +88,7 @@ impl SinkSettings {
         reach: Reach,
         variable: impl Fn(&str) -> anyhow::Result<Option<String>>,
     ) -> anyhow::Result<Self> {
+        let node = Node::read(&variable)?;
         let token = variable(EVENTS_TOKEN)?.map(|token| header_text(EVENTS_TOKEN, &token)).transpose()?;
         let events = match variable(EVENTS_URL)? {
             Some(url) => Some((target(url.trim(), reach).context(EVENTS_URL)?, token)),
@@ -109,7 +119,14 @@ impl SinkSettings {
             true => system_tls().context("https:// webhooks cannot be verified")?,
             false => TlsConfig::default(),
         };
-        Ok(Self { lines: lines.to_vec(), events, alerts, keys: keys.into(), reach, tls })
+        Ok(Self { lines: lines.to_vec(), events, alerts, keys: keys.into(), reach, tls, node })
+    }
+
+    pub(super) fn names(&self) -> Names {
+        let lines = self.lines.iter().map(Lines::to_string);
+        let events = self.events.iter().map(|(target, _)| target.name.clone());
+        let alerts = self.alerts.iter().map(|(target, _)| target.name.clone());
+        Names { events: lines.chain(events).collect(), alerts: alerts.collect() }
     }
 
     /// Checks the files, and creates none.
@@ -132,12 +149,7 @@ fn alert_target(url: &str, reach: Reach, pager_duty: Option<&str>) -> anyhow::Re
     }
     let Some(url) = url.strip_prefix("pagerduty+") else { return Ok((target(url, reach)?, Form::Own)) };
     let key = pager_duty.with_context(|| format!("pagerduty+https:// needs {PAGERDUTY_KEY}"))?;
-    Ok((target(url, reach)?, Form::PagerDuty { routing_key: key.into(), host: host() }))
-}
-
-/// Returns the name of this machine.
-fn host() -> Box<str> {
-    rustix::system::uname().nodename().to_string_lossy().into()
+    Ok((target(url, reach)?, Form::PagerDuty { routing_key: key.into() }))
 }
 
 /// Parses a URL. No error quotes it, because its path may be a secret.

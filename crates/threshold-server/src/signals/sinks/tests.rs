@@ -110,7 +110,7 @@ fn batch(numbers: std::ops::Range<usize>) -> Arc<[Event]> {
 
 fn notice(change: AlertChange) -> Notice {
     let (on, at) = (AlertOn::EdgeBlocks, Timestamp::from_secs(1_767_225_600));
-    Notice { on, alert: on.usual(), key: None, change, count: 100, since: at, at }
+    Notice { on, alert: on.usual(), key: None, change, count: 100, peak: 100, since: at, at }
 }
 
 const RAISED: AlertChange = AlertChange::Raised(AlertLevel::Warning);
@@ -141,7 +141,7 @@ fn webhooks_are_signed_as_the_specification_says() {
     assert_eq!((event.path.as_str(), alert.path.as_str()), ("/v1/events", "/hook?a=b"));
     assert_eq!(event.field("authorization"), Some("Bearer token-of-the-receiver"));
     assert_eq!(alert.field("authorization"), None, "the token is for events");
-    assert_eq!(alert.body, notice(RAISED).to_json());
+    assert_eq!(alert.body, notice(RAISED).to_json(&sinks.node));
     let events: Vec<serde_json::Value> = serde_json::from_str(&event.body).unwrap();
     let events: Vec<Event> = events.iter().map(|event| Event::from_json(&event.to_string()).unwrap()).collect();
     assert_eq!(events, &*batch(0..3));
@@ -204,6 +204,41 @@ fn what_is_lost_is_counted_by_sink() {
         [0, 3, of("/first"), of("/slack"), of("/second")]
     );
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Fails if the message waits in the queue behind others, is tried again, or counts as lost.
+#[test]
+fn a_test_message_is_sent_once_to_every_receiver() {
+    let (refusing, got) = receiver(&["500 Oops"]);
+    let (pager, incidents) = receiver(&["202 Accepted", "202 Accepted"]);
+    let urls = format!("slack+http://{refusing}/secret pagerduty+http://{pager}/");
+    let sinks = start(&[], &[("THRESHOLD_ALERT_URL", &urls), ("THRESHOLD_PAGERDUTY_KEY", "key")]);
+    let tested = sinks.test(Timestamp::from_secs(1_767_225_600)).unwrap();
+    let named = |address, result| Tested { name: format!("http://{address}"), result };
+    assert_eq!(tested, [named(refusing, Err("answered 500".to_owned())), named(pager, Ok(()))]);
+    assert!(got.recv_timeout(LONG).unwrap().body.contains("this is a test"));
+    let actions: Vec<bool> =
+        (0..2).map(|_| incidents.recv_timeout(LONG).unwrap().body.contains(r#""event_action":"resolve""#)).collect();
+    assert_eq!(actions, [false, true]);
+    sinks.close(LONG);
+    assert_eq!((sinks.lost(), got.recv().is_err()), (0, true));
+}
+
+#[test]
+fn one_test_message_is_sent_at_a_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let sinks = start(&[], &[("THRESHOLD_ALERT_URL", &url)]);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| sinks.test(Timestamp::EPOCH));
+        let (stream, _) = listener.accept().unwrap();
+        read(&stream);
+        assert_eq!(sinks.test(Timestamp::EPOCH), None);
+        (&stream).write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
+        drop(stream);
+        assert_eq!(first.join().unwrap().map(|tested| tested.len()), Some(1));
+    });
+    sinks.close(LONG);
 }
 
 #[test]
@@ -491,6 +526,10 @@ fn a_mistake_in_a_setting_is_told_at_the_start() {
         (
             vec![hook, ("THRESHOLD_WEBHOOK_SECRET", "whsec_CANARY-CANARY-CANARY")],
             "THRESHOLD_WEBHOOK_SECRET is shorter than 16 bytes, or not base64 after whsec_: generate one with `echo whsec_$(openssl rand -base64 32)`",
+        ),
+        (
+            vec![("THRESHOLD_RUNBOOKS_URL", "CANARY")],
+            "THRESHOLD_RUNBOOKS_URL: expected https://HOST/PATH, to which /ip-blocks.md is added",
         ),
         (
             vec![("THRESHOLD_EVENTS_URL", "http://127.0.0.1:1/"), ("THRESHOLD_EVENTS_TOKEN", "CAN\u{e9}RY")],

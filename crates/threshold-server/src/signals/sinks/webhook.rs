@@ -91,7 +91,7 @@ impl Webhook {
     /// Posts a body until it is accepted. Tells the reason of each try that fails, and returns whether one was accepted.
     pub(super) fn deliver(&self, body: &str, stop: &Stop, mut failed: impl FnMut(&str)) -> bool {
         // The same for all tries: by it a receiver knows what it has already got.
-        let id = format!("msg_{:032x}", rand::random::<u128>());
+        let id = new_id();
         let begin = Instant::now();
         let mut pause = self.patience.first_pause;
         for _ in 0..self.patience.tries {
@@ -106,6 +106,11 @@ impl Webhook {
             pause = pause.saturating_mul(2).min(self.patience.longest_pause);
         }
         false
+    }
+
+    /// Posts a body once. Returns the reason if it is not accepted.
+    pub(super) fn try_once(&self, body: &str) -> Result<(), String> {
+        self.post(&new_id(), body).map_err(|failure| failure.reason)
     }
 
     fn post(&self, id: &str, body: &str) -> Result<(), Failure> {
@@ -134,6 +139,10 @@ impl Webhook {
         let retry = may_pass.then(|| seconds.map(Duration::from_secs));
         Err(Failure { reason: format!("answered {}", status.as_u16()), retry })
     }
+}
+
+fn new_id() -> String {
+    format!("msg_{:032x}", rand::random::<u128>())
 }
 
 fn explain(error: &ureq::Error) -> Failure {
