@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Health(HealthArgs),
     /// List the locked accounts of logins
     Locks(crate::operate::LocksArgs),
+    /// List the alerts that are raised, or send a test message to their receivers
+    Alerts(crate::operate::AlertsArgs),
     /// Show who changed bans, settings and subjects, and why
     Audit(crate::operate::AuditArgs),
     /// Explain a past decision, by its trace id

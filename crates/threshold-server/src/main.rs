@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         Command::Subject(args) => operate::subject(&args),
         Command::Health(args) => operate::health(&args),
         Command::Locks(args) => operate::locks(&args),
+        Command::Alerts(args) => operate::alerts(&args),
         Command::Audit(args) => operate::audit(&args),
         Command::Why(args) => operate::why(&args),
         Command::Backup(args) => backup::backup(&args),

@@ -1,5 +1,6 @@
-//! `threshold bans`, `subject`, `locks`, `audit`, `why` and `health`: operators' commands, which call the server's API.
+//! `threshold bans`, `subject`, `locks`, `alerts`, `audit`, `why` and `health`: operators' commands, which call the server's API.
 
+mod alerts;
 mod api;
 mod args;
 mod export;
@@ -23,11 +24,14 @@ use threshold_limiter::{Clock as _, SystemClock};
 
 use crate::Report;
 use crate::cli::{BansArgs, BansCommand, HealthArgs, ServerArgs, SubjectArgs};
+pub(crate) use alerts::alerts;
 use api::Unreachable;
 #[cfg(feature = "otlp")]
 pub(crate) use api::agent as api_agent;
 pub(crate) use api::{Api, system_tls};
-pub(crate) use args::{AuditArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand, WhyArgs};
+pub(crate) use args::{
+    AlertsArgs, AlertsCommand, AuditArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand, WhyArgs,
+};
 use import::BanFile;
 
 /// The number of bans in one request: the most that the server answers.
@@ -334,6 +338,12 @@ pub(crate) fn shown(value: &Value) -> String {
 /// Formats a time in Unix seconds.
 pub(crate) fn moment(value: &Value) -> String {
     let at = value.as_i64().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    at.map_or_else(|| shown(value), |at| at.to_string())
+}
+
+/// Formats a time in Unix milliseconds.
+fn millis(value: &Value) -> String {
+    let at = value.as_i64().and_then(|millis| jiff::Timestamp::from_millisecond(millis).ok());
     at.map_or_else(|| shown(value), |at| at.to_string())
 }
 

@@ -68,6 +68,25 @@ pub(crate) enum LocksCommand {
     },
 }
 
+/// The arguments of `threshold alerts`.
+#[derive(Debug, Args)]
+#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to list.")]
+pub(crate) struct AlertsArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    #[command(subcommand)]
+    pub(crate) command: Option<AlertsCommand>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AlertsCommand {
+    /// Send a test message to every receiver of alerts: exits with 1 if one does not accept it, or if there is none
+    Test,
+}
+
 /// The arguments of `threshold audit`.
 #[derive(Debug, Args)]
 #[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read.")]

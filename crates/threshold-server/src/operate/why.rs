@@ -7,7 +7,7 @@ use threshold_core::Span;
 use threshold_core::key::is_redacted;
 
 use super::subject::shell_word;
-use super::{columns, moment, shown};
+use super::{columns, millis, moment, shown};
 
 /// What a trace id without an event may mean.
 pub(super) const NOT_FOUND: &str = "\
@@ -218,10 +218,4 @@ fn limit_row(limit: &Value) -> Vec<String> {
 
 fn items(list: &Value) -> &[Value] {
     list.as_array().map_or(&[], Vec::as_slice)
-}
-
-/// Formats a time in milliseconds.
-fn millis(value: &Value) -> String {
-    let at = value.as_i64().and_then(|millis| jiff::Timestamp::from_millisecond(millis).ok());
-    at.map_or_else(|| shown(value), |at| at.to_string())
 }

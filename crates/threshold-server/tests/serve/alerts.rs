@@ -79,6 +79,8 @@ fn alerts_are_raised_at_the_thresholds_of_the_policy() {
         let runbook = format!("docs/runbooks/{}.md", name.replace('_', "-"));
         assert_eq!((&own["count"], &own["peak"], &own["runbook"]), (&json!(4), &json!(4), &json!(runbook)));
         assert!(own["node"].as_str().is_some_and(|node| !node.is_empty()), "{own}");
+        let (code, said) = run(&server, &["alerts"]);
+        assert!(code == Some(0) && said.contains(name) && said.contains(&runbook), "{said}");
     }
 }
 
@@ -118,6 +120,55 @@ fn an_alert_that_a_reload_switches_off_is_resolved() {
         let series = format!("threshold_alerts_active{{alert=\"ip_blocks\",level=\"{level}\"}} 0\n");
         assert!(metrics.contains(&series), "{metrics}");
     }
+}
+
+fn run(server: &Server, args: &[&str]) -> (Option<i32>, String) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"));
+    let output = command.args(args).env_clear().env("THRESHOLD_SERVER", &server.place).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    (output.status.code(), text)
+}
+
+/// Whether alerts arrive was known at the first attack.
+#[test]
+fn a_test_message_shows_whether_alerts_arrive() {
+    let (address, got) = receiver(None);
+    let folder = Scratch::folder();
+    let db = folder.path().join("threshold.db");
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let all = format!("http://{address}/own slack+http://{address}/slack pagerduty+http://{address}/pager");
+    let start = |urls: &str| {
+        let variables = [("THRESHOLD_ALERT_URL", urls), ("THRESHOLD_PAGERDUTY_KEY", "CANARY-key")];
+        let args = ["--db", db.to_str().unwrap(), "--allow-private-webhooks"];
+        Start { args: &args, variables: &variables, ..Start::default() }.server()
+    };
+    let server = start(&format!("{all} http://{gone}/CANARY"));
+    let (code, said) = run(&server, &["alerts", "test"]);
+    let lines: Vec<&str> = said.lines().collect();
+    let accepted = format!("http://{address}: accepted");
+    assert_eq!((code, &lines[..3]), (Some(1), &[accepted.as_str(); 3][..]), "{said}");
+    assert!(lines[3].starts_with(&format!("http://{gone}: failed: ")) && !said.contains("CANARY"), "{said}");
+    let mut paths: Vec<String> = (0..4).map(|_| got.recv_timeout(PATIENCE).unwrap().0).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, ["/own", "/pager", "/pager", "/slack"]);
+    // It is no alert, and is in the audit.
+    assert_eq!(run(&server, &["alerts"]), (Some(0), "no alert is raised\n".to_owned()));
+    let (_, audit) = run(&server, &["audit"]);
+    assert!(audit.contains("alerts test") && audit.contains("test: sent"), "{audit}");
+    server.signal("TERM");
+    assert!(server.wait().0.success());
+    let server = start(&all);
+    assert_eq!(run(&server, &["alerts", "test"]).0, Some(0));
+    let answer = server.connect().post("/v1/alerts/test", "").unwrap();
+    let receivers = json!({"receivers": vec![json!({"name": format!("http://{address}"), "ok": true}); 3]});
+    assert_eq!((answer.status, answer.json()), (200, receivers));
+    // A page of another origin cannot send it.
+    let foreign = [("origin", "http://elsewhere.example"), ("content-type", "application/json")];
+    assert_eq!(server.connect().send("POST", "/v1/alerts/test", &foreign, "").unwrap().status, 403);
+    drop(server);
+    let server = Start::default().server();
+    let (code, said) = run(&server, &["alerts", "test"]);
+    assert!(code == Some(1) && said.contains("log only"), "{said}");
 }
 
 /// Answers every request with 200, and hands on its path and body. `tls` has a certificate.
