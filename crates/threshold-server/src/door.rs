@@ -137,6 +137,7 @@ impl App {
         let operator_answer_memory = AnswerMemory::new(OPERATOR_ANSWERS);
         let request_ids = Arc::new(RequestIds::of(&desk, bounds.request_ids));
         let signals = Arc::new(Signals::new(Arc::clone(&desk.events), events, sinks));
+        signals.restore(&desk.policy(), desk.now());
         Self {
             desk,
             tokens,

@@ -88,15 +88,44 @@ impl Signals {
             book.add(event, now);
         }
         let notices = book.judge(policy, now);
+        let raised = (!notices.is_empty()).then(|| book.to_save());
         drop(book);
         notices.iter().for_each(|notice| self.tell(notice));
         // Last, because it may wait for a disk: an alert must not.
+        if let Some(raised) = raised {
+            self.database.save_alerts(&raised, now);
+        }
         if events.is_empty() {
             self.database.look(Some(now));
         } else {
             self.sinks.events(events);
             self.database.insert(events, now);
         }
+    }
+
+    /// Takes over the alerts that were raised when the process before ended: one that is over by now is resolved with the next count,
+    /// and one that goes on is not told again.
+    pub(crate) fn restore(&self, policy: &Policy, now: Timestamp) {
+        let saved = self.database.saved_alerts(now);
+        if saved.is_empty() {
+            return;
+        }
+        let counts = |on, alert| {
+            let counts = self.database.alert_counts((on, alert), AlertBook::judged_since(alert, now));
+            counts.unwrap_or_else(|error| {
+                tracing::error!(reason = %error, alert = on.name(), "alert restored without its count");
+                Vec::new()
+            })
+        };
+        let ended = lock(&self.alerts).restore(saved, counts, policy, now);
+        ended.iter().for_each(|notice| self.tell(notice));
+    }
+
+    /// Deletes old events. Alerts are saved again, for the case that their file was replaced or could not be written.
+    pub(crate) fn sweep(&self, now: Timestamp) {
+        self.database.sweep(now);
+        let raised = lock(&self.alerts).to_save();
+        self.database.save_alerts(&raised, now);
     }
 
     fn tell(&self, notice: &Notice) {
@@ -124,8 +153,11 @@ impl Signals {
         if kind == Kind::Ip {
             let mut book = lock(&self.alerts);
             let ended: Vec<Notice> = names.iter().filter_map(|name| book.erase(name, now)).collect();
+            let raised = book.to_save();
             drop(book);
             ended.iter().for_each(|notice| self.tell(notice));
+            // Before the events, with which every copy of the name leaves the file.
+            self.database.save_alerts(&raised, now);
         }
         self.database.erase(filters, now)
     }

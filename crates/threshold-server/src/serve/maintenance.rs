@@ -55,7 +55,7 @@ pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters
     every(SWEEP_INTERVAL, move || {
         app.desk.sweep_bans();
         app.desk.forget_old_names();
-        app.signals.database.sweep(app.desk.now());
+        app.signals.sweep(app.desk.now());
     });
 }
 

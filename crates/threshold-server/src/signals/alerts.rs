@@ -7,13 +7,14 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use threshold_core::alert::{AlertLevel, Episode};
+use threshold_core::alert::{AlertChange, AlertLevel, Episode};
 use threshold_core::policy::{Alert, AlertOn, Alerts, Layer};
 use threshold_core::{Event, Policy, Timestamp};
 
+use super::database::SavedAlert;
 use addresses::Addresses;
 pub(crate) use node::Node;
 pub(crate) use notice::Notice;
@@ -106,6 +107,47 @@ impl AlertBook {
                 self.addresses.add(address, (number, count), is_raised);
             }
         }
+    }
+
+    /// Takes over the alerts that were raised when the process before ended, and what `counts` returns of each kind of them: events
+    /// by address (empty for a total), with their times. Returns the ends of those that are switched off by now.
+    pub(crate) fn restore(
+        &mut self,
+        saved: Vec<SavedAlert>,
+        counts: impl Fn(AlertOn, Alert) -> Vec<(String, Timestamp, u64)>,
+        policy: &Policy,
+        now: Timestamp,
+    ) -> Vec<Notice> {
+        let kinds: BTreeSet<AlertOn> = saved.iter().map(|saved| saved.on).collect();
+        for SavedAlert { on, key, level, since } in saved {
+            let (alert, change) = (policy.alert(on).unwrap_or(on.usual()), AlertChange::Raised(level));
+            let notice = Notice { on, alert, key: key.clone(), change, count: 0, peak: 0, since, at: since };
+            self.raised.insert((on, key), notice);
+        }
+        let mut ended = Vec::new();
+        self.set_thresholds(policy, now, &mut ended);
+        for on in kinds {
+            let Some(alert) = self.alert(on) else { continue };
+            for (address, at, count) in counts(on, alert) {
+                let address = Some(address.as_str()).filter(|_| on == AlertOn::IpBlocks);
+                self.count((on, address), (at, count), now);
+            }
+        }
+        // These blocks are not new.
+        self.addresses.next_turn();
+        ended
+    }
+
+    /// Returns what a later process needs to know of the alerts that are raised.
+    pub(crate) fn to_save(&self) -> Vec<SavedAlert> {
+        let saved =
+            |told: &Notice| SavedAlert { on: told.on, key: told.key.clone(), level: told.level(), since: told.since };
+        self.raised.values().map(saved).collect()
+    }
+
+    /// Returns from when on events are judged.
+    pub(crate) fn judged_since(alert: Alert, now: Timestamp) -> Timestamp {
+        now.minus(alert.per).minus(steps::HOLD)
     }
 
     /// Judges every count by the thresholds of the policy in force, and returns what has changed.

@@ -3,6 +3,7 @@
 //! No decision depends on an event. So nothing here fails a request or a start: what cannot be written is lost and counted, and a
 //! damaged file is set aside.
 
+mod alerts;
 mod file;
 mod fold;
 mod query;
@@ -17,6 +18,7 @@ use threshold_core::event::{Event, sql};
 use threshold_core::{Span, Timestamp};
 use tokio::sync::watch;
 
+pub(crate) use alerts::SavedAlert;
 use file::{Bounds, FileState, is_damage};
 use fold::Folder;
 pub(crate) use query::{EventQuery, Field, Filter, Page};

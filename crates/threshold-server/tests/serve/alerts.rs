@@ -122,6 +122,50 @@ fn an_alert_that_a_reload_switches_off_is_resolved() {
     }
 }
 
+/// PagerDuty's incidents stayed open when a server was restarted during an attack, or opened twice.
+///
+/// Fails if the alerts are not saved, not restored, or restored without their counts.
+#[test]
+fn a_restart_ends_what_is_over_and_does_not_repeat_what_goes_on() {
+    let (address, got) = receiver(None);
+    let folder = Scratch::folder();
+    let db = folder.path().join("threshold.db");
+    let url = format!("pagerduty+http://{address}/pager");
+    let variables = [("THRESHOLD_ALERT_URL", url.as_str()), ("THRESHOLD_PAGERDUTY_KEY", "routing-key")];
+    let args = ["--db", db.to_str().unwrap(), "--allow-private-webhooks"];
+    let of = |warning| policy("edge", &format!("edge_blocks = {{ per = 'h', warning = {warning}, critical = 99 }}"));
+    let file = Scratch::file("policy.toml", &of(3));
+    let start = Start { policy: Some(file.path()), args: &args, variables: &variables, ..Start::default() };
+    let next = || -> (String, String) {
+        let body: Value = serde_json::from_str(&got.recv_timeout(PATIENCE).unwrap().2).unwrap();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        (text(&body["event_action"]), text(&body["dedup_key"]))
+    };
+    let server = start.server();
+    (0..4).for_each(|_| ask(&server, &json!({"ip": "203.0.113.7"})));
+    let (action, key) = next();
+    assert_eq!(action, "trigger");
+    let before = alerts(&server, "/v1/alerts?state=raised");
+    server.signal("TERM");
+    assert!(server.wait().0.success());
+    // It goes on: the counts are restored, and nothing is told.
+    let server = start.server();
+    ask(&server, &json!({"ip": "203.0.113.7"}));
+    let after = alerts(&server, "/v1/alerts?state=raised");
+    assert_eq!((&after[0]["since"], &after[0]["count"]), (&before[0]["since"], &json!(4)), "{before:?} {after:?}");
+    assert_eq!(alerts(&server, "/v1/alerts"), [Value::Null; 0]);
+    server.signal("KILL");
+    drop(server);
+    // It is over, because the threshold is another one by now.
+    file.replace(&of(50));
+    let server = start.server();
+    assert_eq!(next(), ("resolve".to_owned(), key));
+    assert_eq!(alerts(&server, "/v1/alerts?state=raised"), [Value::Null; 0]);
+    server.signal("TERM");
+    assert!(server.wait().0.success());
+    assert!(got.try_recv().is_err(), "each was told once");
+}
+
 fn run(server: &Server, args: &[&str]) -> (Option<i32>, String) {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"));
     let output = command.args(args).env_clear().env("THRESHOLD_SERVER", &server.place).output().unwrap();

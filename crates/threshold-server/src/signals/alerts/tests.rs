@@ -348,6 +348,51 @@ fn an_alert_that_is_switched_off_is_over_and_counts_nothing() {
     assert_eq!(changes(&book.judge(&on, at(5_000))), [("ip_blocks", ip, Raised(Warning))]);
 }
 
+/// A process that ends while alerts are raised, and the next one.
+#[test]
+fn after_a_restart_what_is_over_is_resolved_and_what_goes_on_is_not_told_again() {
+    let policy = policy("");
+    let mut before = AlertBook::default();
+    before.add(&event(0, &by("203.0.113.7", 150)), at(0));
+    before.add(&event(90_000, &format!(r#","layer":"edge"{}"#, by("203.0.113.8", 150))), at(90_000));
+    before.judge(&policy, at(90_000));
+    let saved = before.to_save();
+    let restart = |now: u64, policy: &Policy| {
+        let mut book = AlertBook::default();
+        // As the file has them: of `ip_blocks` those with at least as many as the threshold.
+        let counts = |on, _| match on {
+            AlertOn::IpBlocks => {
+                vec![("203.0.113.7".to_owned(), at(0), 150), ("203.0.113.8".to_owned(), at(90_000), 150)]
+            }
+            _ => vec![(String::new(), at(90_000), 150)],
+        };
+        let mut told = book.restore(saved.clone(), counts, policy, at(now));
+        told.extend(book.judge(policy, at(now)));
+        (book, told)
+    };
+    assert_eq!(saved.len(), 3);
+    let (mut book, told) = restart(100_000, &policy);
+    assert_eq!((told, book.to_save()), (vec![], saved.clone()), "all go on");
+    assert_eq!(
+        book.raised().map(|told| (told.count, told.peak)).collect::<Vec<_>>(),
+        [(150, 150), (0, 150), (150, 150)]
+    );
+    let later = book.judge(&policy, at(130_000));
+    let (old, new) = (Some("203.0.113.7"), Some("203.0.113.8"));
+    assert_eq!(changes(&later), [("ip_blocks", old, Resolved(Critical))]);
+    let (_, told) = restart(130_000, &policy);
+    assert_eq!(changes(&told), [("ip_blocks", old, Resolved(Critical))]);
+    let (_, told) = restart(3_000_000, &policy);
+    let all = [
+        ("edge_blocks", None, Resolved(Warning)),
+        ("ip_blocks", old, Resolved(Critical)),
+        ("ip_blocks", new, Resolved(Critical)),
+    ];
+    assert_eq!(changes(&told), all);
+    let (_, told) = restart(100_000, &self::policy("ip_blocks = 'off'"));
+    assert_eq!(changes(&told), all[1..]);
+}
+
 /// Fails if addresses with few blocks may take every place.
 #[test]
 fn decoys_leave_room_for_an_attack() {

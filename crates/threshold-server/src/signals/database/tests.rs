@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use threshold_core::alert::AlertLevel;
+use threshold_core::policy::AlertOn;
+
 use super::*;
 use crate::desk::tests::{Folder as TestFolder, START};
 
@@ -281,6 +284,57 @@ fn a_file_that_another_program_has_changed_is_kept_if_it_is_sound() {
     assert_eq!((all(&database), database.lost()), (vec![of_user(2, "u2")], 0));
     database.insert(&[of_user(3, "u3")], later(1));
     assert_eq!((all(&database).len(), database.lost()), (2, 0));
+}
+
+fn saved(on: AlertOn, key: Option<&str>) -> SavedAlert {
+    SavedAlert { on, key: key.map(Into::into), level: AlertLevel::Critical, since: START }
+}
+
+#[test]
+fn raised_alerts_outlive_the_process() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let alerts = [saved(AlertOn::EdgeBlocks, None), saved(AlertOn::IpBlocks, Some("203.0.113.7"))];
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    assert_eq!(database.saved_alerts(START), []);
+    database.save_alerts(&alerts, START);
+    database.insert(&[event(1, r#","ip":"203.0.113.7","count":30"#), event(2, r#","ip":"203.0.113.8""#)], START);
+    drop(database);
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    assert_eq!(database.saved_alerts(START), alerts);
+    let counts = database.alert_counts((AlertOn::IpBlocks, AlertOn::IpBlocks.usual()), START);
+    assert_eq!(counts.unwrap(), [("203.0.113.7".to_owned(), START, 30)]);
+    database.save_alerts(&alerts[..1], START);
+    assert_eq!(database.saved_alerts(START), alerts[..1]);
+    // Without a file they end with the process.
+    let memory = EventDatabase::open(None, RETENTION, START);
+    memory.save_alerts(&alerts, START);
+    assert_eq!(EventDatabase::open(None, RETENTION, START).saved_alerts(START), []);
+}
+
+#[test]
+fn a_damaged_table_of_alerts_is_ignored_and_begun_again() {
+    let alerts = [saved(AlertOn::EdgeBlocks, None)];
+    for harm in [
+        "INSERT INTO rate_limit_alerts VALUES ('other', '', 'warning', 0, NULL), ('user_bans', '', 'loud', 0, NULL), \
+         ('tenant_blocks', '', 'warning', 'then', NULL), ('ip_blocks', '', 'warning', 0, NULL), ('user_bans', 'x', 'warning', 0, NULL)",
+        "DROP TABLE rate_limit_alerts; CREATE TABLE rate_limit_alerts (other)",
+        "DROP TABLE rate_limit_alerts",
+    ] {
+        let folder = TestFolder::new();
+        let path = path(&folder);
+        drop(EventDatabase::open(Some(&path), RETENTION, START));
+        Connection::open(&path).unwrap().execute_batch(harm).unwrap();
+        let database = EventDatabase::open(Some(&path), RETENTION, START);
+        assert_eq!(database.saved_alerts(START), [], "{harm}");
+        database.insert(&[of_user(1, "u1")], START);
+        database.save_alerts(&alerts, START);
+        assert_eq!((database.saved_alerts(START), all(&database).len()), (alerts.to_vec(), 1), "{harm}");
+        // Also while the server runs.
+        Connection::open(&path).unwrap().execute_batch(harm).unwrap();
+        database.save_alerts(&alerts, START);
+        assert_eq!(database.saved_alerts(START), alerts, "{harm}");
+    }
 }
 
 #[test]
