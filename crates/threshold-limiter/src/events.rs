@@ -26,9 +26,8 @@ use std::time::Duration;
 
 use threshold_core::decision::Cause;
 use threshold_core::event::EventId;
-use threshold_core::lockout::{LoginRequest, Refusal};
 use threshold_core::policy::Layer;
-use threshold_core::{Decision, Event, Facts, Policy, Timestamp, TraceId, Verdict};
+use threshold_core::{Decision, Event, Facts, Policy, TraceId, Verdict};
 
 use crate::observer::{ObservedDecision, Observer, Operation};
 use crate::random_id;
@@ -103,21 +102,6 @@ impl EventSender {
     fn record(&self, decision: &Decision, facts: &Facts<'_>, policy: &Policy) {
         let id = EventId::new(random_id().to_u128().to_be_bytes());
         self.send(Event::from_any_decision(decision, facts, policy, id));
-    }
-
-    /// Adds the event of a login attempt that was refused at `at`, and returns it. `trace` is the id that its answer carries.
-    pub fn record_refusal(
-        &self,
-        refusal: &Refusal,
-        request: &LoginRequest<'_>,
-        policy: &Policy,
-        trace: TraceId,
-        at: Timestamp,
-    ) -> Event {
-        let id = EventId::new(random_id().to_u128().to_be_bytes());
-        let event = Event::from_refusal(refusal, request, policy, (id, trace), at);
-        self.send(event.clone());
-        event
     }
 }
 

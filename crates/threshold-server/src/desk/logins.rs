@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use threshold_core::event::MAX_TEXT;
-use threshold_core::lockout::Attempt;
+use threshold_core::event::{EventId, MAX_TEXT};
+use threshold_core::lockout::{Attempt, canonical_account};
 use threshold_core::policy::{Layer, Policy};
-use threshold_core::{Event, Span, Timestamp, TraceId};
+use threshold_core::{Event, Facts, Span, Timestamp, TraceId};
 use threshold_limiter::{Attempted, LoginError, LoginRequest, LoginResult, Refusal, RefusedBy};
 
-use super::Desk;
 use super::subjects::shown_digest;
+use super::{Desk, new_trace};
 use crate::log::{LogSampler, shown_address};
 
 /// How long the result of a login waits for the disk before it is answered with an error.
@@ -40,12 +40,19 @@ impl Desk {
             }
             Attempted::Refused(refusal) => {
                 let (policy, now) = (self.policy(), self.now());
-                let event = self.events.sender.record_refusal(refusal, request, &policy, trace, now);
+                // An operator may act on the digests that the event shows.
+                let account = request.account.map(canonical_account);
+                let user = request.user.or(account.as_deref());
+                let facts = Facts { ip: request.ip, tenant: request.tenant, user, ..Facts::default() };
+                self.names.see(&facts, &policy, now);
+                let id = EventId::new(new_trace().to_u128().to_be_bytes());
+                let event = Event::from_refusal(refusal, request, &policy, (id, trace), now);
                 match request.ip.filter(|_| refusal.by == RefusedBy::Address) {
                     Some(ip) => self.log_address_limit(ip),
                     // The beginning of a lock is logged by `login_result`. What meets one shows how long an attack goes on.
                     None => self.log_refusal(refusal, &event),
                 }
+                self.events.sender.send(event);
             }
         }
         Ok(attempted)

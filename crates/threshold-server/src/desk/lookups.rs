@@ -121,7 +121,8 @@ impl Desk {
         }
     }
 
-    /// Returns the key of the account that a digest stands for, as `locks` shows it; `None` if the text is a name.
+    /// Returns the key of the account that a digest stands for, as `locks` or the event of a refused login shows it; `None` if the text is
+    /// a name.
     ///
     /// # Errors
     /// If the text is the digest of no account, and no account has it as its name.
@@ -136,7 +137,10 @@ impl Desk {
             Listed::Account { key, .. } => Some(key),
             _ => None,
         });
-        match key.filter(|key| key.to_u128() >> 64 == u128::from(digest)) {
+        // Events of refused logins show the digest of the name.
+        let stopped = || self.named(Layer::User, text).ok().filter(|name| *name != text);
+        let named = || stopped().and_then(|name| self.policy().account_digest(&name).ok().flatten());
+        match key.filter(|key| key.to_u128() >> 64 == u128::from(digest)).or_else(named) {
             Some(key) => Ok(Some(key)),
             None if self.limiter.account_named(text).await?.is_some() => Ok(None),
             None => Err(OperationError::UnknownDigest),

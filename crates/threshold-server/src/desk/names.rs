@@ -71,7 +71,7 @@ struct Known {
 
 impl RecentNames {
     /// Keeps the names of a request.
-    fn see(&self, facts: &Facts<'_>, policy: &Policy, at: Timestamp) {
+    pub(super) fn see(&self, facts: &Facts<'_>, policy: &Policy, at: Timestamp) {
         // An empty name counts as missing, as it does for rules. Blanks around the key of a ban are trimmed, and so the ban would be on
         // another caller.
         let fits = |name: &str| !name.is_empty() && name.len() <= MAX_TEXT && name.trim() == name;

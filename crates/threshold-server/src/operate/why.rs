@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 use threshold_core::Span;
-use threshold_core::key::is_redacted;
 
 use super::subject::shell_word;
 use super::{columns, millis, moment, shown};
@@ -190,12 +189,9 @@ fn list_remedy(event: &Value) -> String {
     format!("{}    shows the entry.", known.collect::<String>())
 }
 
-/// Returns a name for a command, quoted for a shell, because an operator copies it. A digest cannot be looked up.
+/// Returns a name or its digest for a command, quoted for a shell, because an operator copies it.
 fn named(name: &Value) -> String {
-    match name.as_str().filter(|name| !is_redacted(name)) {
-        Some(_) => shell_word(name),
-        None => "NAME".to_owned(),
-    }
+    if name.is_null() { "NAME".to_owned() } else { shell_word(name) }
 }
 
 /// Returns whether a time in milliseconds is still to come.

@@ -172,12 +172,13 @@ fn what_is_over_is_told_as_past() {
     // A name that only looks like a digest is one that can be looked up.
     has(&report(&"5".repeat(32), &json!({"cause": "ban", "userId": "#ada"})), &["threshold subject user '#ada'\n"]);
     let digest = "#0123456789abcdef";
-    has(&report(&"6".repeat(32), &json!({"cause": "login", "userId": digest})), &["threshold subject account NAME\n"]);
+    let told = report(&"6".repeat(32), &json!({"cause": "login", "userId": digest}));
+    has(&told, &["threshold subject account '#0123456789abcdef'\n"]);
 }
 
-/// The five were one sentence: "a ban, a pause or a cool-down".
+/// They were one sentence: "a ban, a pause or a cool-down".
 #[test]
-fn bans_pauses_ladders_and_lists_are_told_apart() {
+fn bans_pauses_and_lists_are_told_apart() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     // An operator's ban, with an end and without.
@@ -214,7 +215,39 @@ fn bans_pauses_ladders_and_lists_are_told_apart() {
             "shows its bans and penalties, and how to lift them.",
         ],
     );
-    // A ladder: the request that strikes, and the one after it.
+    // A list of the policy.
+    let trace = denied(client, &json!({"user": "mallory", "ip": "203.0.113.7"}));
+    let recorded = event(client, &trace);
+    assert_eq!((&recorded["cause"], &recorded["layer"]), (&json!("list"), &Value::Null));
+    has(
+        &why(&server, &trace),
+        &[
+            "by a deny list of the policy.\n",
+            "threshold subject user mallory\nthreshold subject edge 203.0.113.7\n    shows",
+        ],
+    );
+    // Found by their cause, and counted for the layer only where the caller is to blame.
+    let found = client.send("GET", "/v1/events?cause=ban", &[], "").unwrap().json();
+    assert_eq!(found["events"].as_array().unwrap().len(), 2, "{found}");
+    counted(client, [0, 0, 4]);
+}
+
+/// Checks the blocks of the layers `user` and `edge`, and those of none, in statistics and metrics.
+#[track_caller]
+fn counted(client: &mut Client<TcpStream>, [user, edge, other]: [u64; 3]) {
+    let stats = client.send("GET", "/v1/stats", &[], "").unwrap().json();
+    let blocks = ["userBlocks", "edgeBlocks", "otherBlocks"].map(|name| stats[name].as_u64().unwrap());
+    assert_eq!(blocks, [user, edge, other], "{stats}");
+    let metrics = client.send("GET", "/metrics", &[], "").unwrap().body;
+    for (layer, blocks) in [("user", user), ("edge", edge), ("none", other)] {
+        has(&metrics, &[&format!("threshold_blocks_total{{layer=\"{layer}\"}} {blocks}\n")]);
+    }
+}
+
+#[test]
+fn a_penalty_of_a_ladder_is_told_apart_from_the_strike_that_brought_it() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
     let struck = json!({"user": "u2", "path": "/struck"});
     assert_eq!(check(client, &struck)["verdict"], "allow");
     let warned = check(client, &struck)["traceId"].as_str().unwrap().to_owned();
@@ -233,30 +266,7 @@ fn bans_pauses_ladders_and_lists_are_told_apart() {
         &why(&server, &denied(client, &harsh)),
         &["by a ladder's ban (layer edge), which earlier strikes had brought, until 20"],
     );
-    // A list of the policy.
-    let trace = denied(client, &json!({"user": "mallory", "ip": "203.0.113.7"}));
-    let recorded = event(client, &trace);
-    assert_eq!((&recorded["cause"], &recorded["layer"]), (&json!("list"), &Value::Null));
-    has(
-        &why(&server, &trace),
-        &[
-            "by a deny list of the policy.\n",
-            "threshold subject user mallory\nthreshold subject edge 203.0.113.7\n    shows",
-        ],
-    );
-    // Found by their cause, and counted for the layer only where the caller is to blame.
-    let found = client.send("GET", "/v1/events?cause=ban", &[], "").unwrap().json();
-    assert_eq!(found["events"].as_array().unwrap().len(), 2, "{found}");
-    let stats = client.send("GET", "/v1/stats", &[], "").unwrap().json();
-    assert_eq!(
-        (&stats["userBlocks"], &stats["edgeBlocks"], &stats["otherBlocks"]),
-        (&json!(2), &json!(2), &json!(4)),
-        "{stats}"
-    );
-    let metrics = client.send("GET", "/metrics", &[], "").unwrap().body;
-    for (layer, blocks) in [("user", 2), ("edge", 2), ("none", 4)] {
-        has(&metrics, &[&format!("threshold_blocks_total{{layer=\"{layer}\"}} {blocks}\n")]);
-    }
+    counted(client, [2, 2, 0]);
 }
 
 /// Refused logins were neither recorded nor, at a locked account, logged.
@@ -330,6 +340,27 @@ fn a_refused_login_is_recorded_counted_and_explained() {
     );
     assert_eq!((&ban["cause"], &ban["trace_id"]), (&json!("ban"), &json!(trace)));
     assert_eq!(lines.iter().filter(|line| line["event"] == "auth_ip_rate_limit").count(), 2, "{log}");
+}
+
+/// Woken by leaving out `names.see` in `login_attempt`, or the names in `account_with_digest`.
+#[test]
+fn the_digests_of_a_refused_login_can_be_looked_up() {
+    let (server, _file) = Server::with("[login]\nlocks = { 1 = '1h' }\n");
+    let client = &mut server.connect();
+    let attempt = json!({"account": "Ada", "ip": "203.0.113.1"}).to_string();
+    let token = client.post("/v1/login/attempt", &attempt).unwrap().json()["attempt"].clone();
+    client.post("/v1/login/result", &json!({"attempt": token, "success": false}).to_string()).unwrap();
+    let refused = client.post("/v1/login/attempt", &attempt).unwrap();
+    let trace = refused.header("x-trace-id").unwrap().to_owned();
+    let user = event(client, &trace)["userId"].as_str().unwrap().to_owned();
+    has(&why(&server, &trace), &[&format!("threshold subject account '{user}'\n")]);
+    let path = format!("/v1/subjects/account/{}", user.replace('#', "%23"));
+    let account = client.send("GET", &path, &[], "").unwrap().json();
+    assert_eq!(account["failures"], 1, "{account}");
+    assert_eq!(client.send("DELETE", &path, &[], "").unwrap().status, 200);
+    assert_eq!(client.post("/v1/login/attempt", &attempt).unwrap().status, 200);
+    let path = "/v1/subjects/account/%230123456789abcdef";
+    assert_eq!(client.send("GET", path, &[], "").unwrap().status, 404);
 }
 
 /// A caller that an outage denies did nothing wrong, and an operator must see that.
