@@ -176,8 +176,8 @@ fn count_observed(
     series: &Series,
     &ObservedDecision { operation, decision, .. }: &ObservedDecision<'_>,
 ) {
-    // What is recorded has happened, and a list decides before any limit.
-    if operation == Operation::Record || decision.listed.is_some() {
+    // What is recorded has happened, and is never denied.
+    if operation == Operation::Record {
         return;
     }
     for reading in decision.readings.iter().filter(|reading| !reading.enforced && !reading.allowed) {

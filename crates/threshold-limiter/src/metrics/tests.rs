@@ -30,6 +30,7 @@ fn operation(operation: Operation, result: OperationResult, elapsed: Duration) -
     ObservedOperation { operation, at: Timestamp::EPOCH, subject: None, result, degraded: None, elapsed }
 }
 
+/// Fails if `watch` does not create the series of its policy, or a list of labels is incomplete.
 #[test]
 fn every_reason_and_every_operation_has_a_series_from_the_start() {
     let metrics = Metrics::new();
@@ -114,6 +115,7 @@ fn a_block_counts_for_the_layer_of_a_ladder_and_for_none_of_an_operator() {
     has(&metrics, &[r#"threshold_blocks_total{layer="user"} 3"#, r#"threshold_blocks_total{layer="none"} 5"#]);
 }
 
+/// Fails if an operation's time or failure is not counted, or if a slow journal counts as a failure of the store.
 #[test]
 fn times_and_errors_of_decisions_and_operations_are_counted() {
     let metrics = Metrics::new();
@@ -183,7 +185,7 @@ fn what_observing_rules_would_deny_is_counted() {
     assert_eq!(series(), 0);
 }
 
-/// Fails without the `retain` in `series_of`.
+/// Fails without the `retain` in `series_of`, or if an older policy adds its series again.
 #[test]
 fn there_are_only_series_of_the_policy_in_force_however_often_it_is_reloaded() {
     let metrics = Metrics::new();
@@ -198,12 +200,16 @@ fn there_are_only_series_of_the_policy_in_force_however_often_it_is_reloaded() {
         // Two rules, and the decisions without a binding rule.
         assert_eq!(series(), 3 * shards::VERDICTS.len(), "after {generation} policies");
     }
+    // A request that was decided before the last reload is counted after it.
+    let before = policy("[[rule]]\nname = 'rule 99'\nper = ['user']\nlimit = '1/h'").with_generation(99);
+    metrics.observer().decided(&ObservedDecision::new(&Facts::default(), &Decision::default(), &before));
     let text = metrics.text();
     assert!(text.contains(r#"rule="rule 100""#) && !text.contains(r#"rule="rule 99""#));
     let allowed = text.lines().find(|line| line.contains(r#"layer="none""#) && line.contains("allow"));
-    assert!(allowed.is_some_and(|line| line.ends_with(" 100")), "a series that stays keeps its count: {allowed:?}");
+    assert!(allowed.is_some_and(|line| line.ends_with(" 101")), "a series that stays keeps its count: {allowed:?}");
 }
 
+/// Fails if a counter is read and then written, or if a decision that took no time in the store is counted there.
 #[test]
 fn threads_count_exactly() {
     let metrics = Metrics::new();
@@ -224,6 +230,52 @@ fn threads_count_exactly() {
             r#"threshold_decisions_total{layer="none",rule="",verdict="allow"} 10000"#,
             r#"threshold_operations_total{operation="check",result="done"} 10000"#,
             "threshold_decision_seconds_count 10000",
+            "threshold_store_seconds_count 0",
+        ],
+    );
+}
+
+/// Fails if warnings or bans of other subjects than users are counted as bans of users.
+#[test]
+fn strikes_that_warn_and_strikes_that_ban_users_are_counted() {
+    let metrics = Metrics::new();
+    let ladder = "[ladders.l]\nrungs = ['warn', 'ban 1h']\n";
+    let rule = |name: &str| {
+        format!(
+            "[[rule]]\nname = '{name}s'\nper = ['{name}']\nlimit = '1/h'\nladder = 'l'\nstrike = 'request'\nban_shared = true\non_missing = 'skip'\n"
+        )
+    };
+    let policy = policy(&format!("{ladder}{}{}", rule("user"), rule("tenant")));
+    let limiter = crate::Limiter::builder(policy).observer(metrics.observer()).build();
+    for facts in [Facts { user: Some("u1"), ..Facts::default() }, Facts { tenant: Some("t1"), ..Facts::default() }] {
+        // One fits, one is a warning, one brings the ban, and one meets it.
+        let allowed = std::array::from_fn(|_| limiter.check(&facts).unwrap().allowed());
+        assert_eq!(allowed, [true, true, false, false]);
+    }
+    has(&metrics, &["threshold_warnings_total 2", "threshold_user_bans_total 1"]);
+}
+
+/// Fails if a token is counted under another reason, or one of the counters is not raised.
+#[test]
+fn what_client_doors_refuse_is_counted() {
+    let (metrics, policy) = (Metrics::new(), policy(POLICY));
+    let observer = metrics.observer();
+    for reason in TokenError::ALL {
+        observer.token_refused(TokenRefused { reason, at: Timestamp::EPOCH }, &policy);
+    }
+    observer.token_refused(TokenRefused { reason: TokenError::Expired, at: Timestamp::EPOCH }, &policy);
+    observer.return_lost();
+    let trace = threshold_core::TraceId::default();
+    for _ in 0..3 {
+        observer.refused(Refused { at: Timestamp::EPOCH, ip: None, status: 400, reason: "r", trace }, &policy);
+    }
+    has(
+        &metrics,
+        &[
+            r#"threshold_tokens_refused_total{reason="expired"} 2"#,
+            r#"threshold_tokens_refused_total{reason="audience"} 1"#,
+            "threshold_returns_lost_total 1",
+            "threshold_refused_total 3",
         ],
     );
 }
