@@ -345,7 +345,7 @@ fn a_webhook_reaches_public_addresses_only_unless_it_is_allowed() {
     let begin = Instant::now();
     loop {
         let metrics = guarded.connect().send("GET", "/metrics", &[], "").unwrap().body;
-        if metrics.contains("threshold_sink_lost_total 1\n") {
+        if metrics.contains("threshold_sink_lost_total{sink=\"webhook-1\"} 1\n") {
             break;
         }
         assert!(begin.elapsed() < PATIENCE, "{metrics}");
