@@ -1,11 +1,11 @@
 //! What operators look up beside subjects: a ban by the beginning of its id, locked accounts, and the audit.
 
+use threshold_core::key::is_redacted;
 use threshold_core::policy::{Layer, ListEntry};
 use threshold_core::{Digest, Timestamp};
 use threshold_limiter::journal::{AuditLine, Journal};
 use threshold_limiter::store::{Kind, Listed};
 
-use super::names::is_digest;
 use super::subjects::{ListedBan, shown_digest};
 use super::{Desk, OperationError};
 
@@ -127,7 +127,7 @@ impl Desk {
     /// # Errors
     /// If the text is the digest of no account, and no account has it as its name.
     pub(super) async fn account_with_digest(&self, text: &str) -> Result<Option<Digest>, OperationError> {
-        let digits = text.strip_prefix('#').filter(|_| is_digest(text));
+        let digits = text.strip_prefix('#').filter(|_| is_redacted(text));
         let Some(digest) = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()) else { return Ok(None) };
         // It is the first half of the key, so the account is the first one of a range.
         let first = u128::from(digest) << 64;

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use threshold_core::address::{AddressGroup, parse_address};
 use threshold_core::event::MAX_TEXT;
+use threshold_core::key::is_redacted;
 use threshold_core::policy::{Layer, ListEntry, Policy, UserScope};
 use threshold_core::{Event, Facts, Span, Timestamp, Verdict};
 use threshold_limiter::{ObservedDecision, Observer, Refused, TokenRefused};
@@ -100,7 +101,7 @@ impl RecentNames {
             return;
         }
         // What is a digest by now cannot be traced back to its name.
-        let named = |name: &'_ Option<Box<str>>| name.as_deref().is_some_and(|name| !is_digest(name));
+        let named = |name: &'_ Option<Box<str>>| name.as_deref().is_some_and(|name| !is_redacted(name));
         // A block of IPv6 is known by its first address.
         let ip = event.ip.as_deref().and_then(|ip| parse_address(ip.split('/').next().unwrap_or(ip)));
         let tenant = event.tenant.as_deref().filter(|_| named(&event.tenant));
@@ -181,7 +182,7 @@ impl Known {
     /// Whether the user is one of this tenant, which is given by name or by digest.
     fn is_of(&self, tenant: Option<&str>, policy: &Policy) -> bool {
         match (tenant, &self.tenant) {
-            (Some(given), Some(own)) => given == own || is_digest(given) && policy.key().redact(own) == given,
+            (Some(given), Some(own)) => given == own || is_redacted(given) && policy.key().redact(own) == given,
             (given, own) => given.is_none() && own.is_none(),
         }
     }
@@ -199,10 +200,10 @@ impl<'k> AskedDigest<'k> {
         let scope = policy.identity().user_scope;
         // As it is written: `TENANT/%23…` is a user whose name begins so.
         if let Some((_, digest)) = key.split_once('/').filter(|_| layer == Layer::User && scope == UserScope::Tenant) {
-            let (tenant, _) = scope.read(key).ok().filter(|_| is_digest(digest))?;
+            let (tenant, _) = scope.read(key).ok().filter(|_| is_redacted(digest))?;
             return Some(Self { digest, tenant: Some(tenant) });
         }
-        is_digest(key).then_some(Self { digest: key, tenant: None })
+        is_redacted(key).then_some(Self { digest: key, tenant: None })
     }
 
     fn is_of(&self, known: &Known, policy: &Policy) -> bool {
@@ -295,10 +296,4 @@ impl Observer for StopObserver {
 
 fn shown_tenant(tenant: &str, policy: &Policy) -> String {
     if policy.identity().secret_tenant { policy.key().redact(tenant) } else { tenant.to_owned() }
-}
-
-/// Whether a text looks like a digest: `#` and 16 hexadecimal digits in lower case.
-pub(super) fn is_digest(text: &str) -> bool {
-    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    text.strip_prefix('#').is_some_and(|digits| digits.len() == 16 && digits.bytes().all(is_digit))
 }

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use threshold_core::explain::{SubjectBudget, SubjectLadder};
+use threshold_core::key::is_redacted;
 use threshold_core::ladder::Penalty;
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry, Listed, Policy};
@@ -12,7 +13,6 @@ use threshold_core::{Digest, Standing, Timestamp, TraceId};
 use threshold_limiter::store::{Answer, Command, Kind, Listed as Record, StoreError};
 
 use super::audit::moment;
-use super::names::is_digest;
 use super::{Desk, OperationError};
 
 /// The target of a lookup: a subject in a layer of the policy, or the account of a login.
@@ -138,7 +138,7 @@ impl<'a> Target<'a> {
                 policy.subject_key(layer, key).map_err(|error| OperationError::invalid("key", error.to_string()))
             }
             // A digest is the account's, whosever it is.
-            Self::Account(_) if is_digest(key) => Ok(key.into()),
+            Self::Account(_) if is_redacted(key) => Ok(key.into()),
             Self::Account(_) => {
                 policy.subject_key(Layer::User, key).map_err(|error| OperationError::invalid("key", error.to_string()))
             }

@@ -104,7 +104,7 @@ fn a_digest_of_an_event_can_be_looked_up_banned_forgiven_and_given_a_limit() {
 
 /// The list of locks has digests only, and an account could be unlocked only by somebody who knew its name.
 ///
-/// Woken by looking for a name in `account_with_digest`.
+/// Woken by looking for a name in `account_with_digest`, and by leaving out the names of refused logins.
 #[test]
 fn a_locked_account_is_unlocked_by_its_digest() {
     let folder = Scratch::folder();
@@ -123,6 +123,13 @@ fn a_locked_account_is_unlocked_by_its_digest() {
     let subject = call(client, "GET", &path, &Value::Null).json();
     assert_eq!((&subject["key"], &subject["digest"]), (&json!(digest), &json!(digest)));
     assert_eq!((&subject["lockedUntil"], &subject["failures"]), (&locks[0]["lockedUntil"], &locks[0]["failures"]));
+    // The event of a refused login shows the account as a user, whose digest is another one.
+    let events = call(client, "GET", "/v1/events?limit=1", &Value::Null).json();
+    let (user, ip) = (shown(&events["events"][0], "userId"), shown(&events["events"][0], "ip"));
+    let same = call(client, "GET", &format!("/v1/subjects/account/{user}"), &Value::Null).json();
+    assert_eq!(same["digest"], json!(digest));
+    assert_eq!(same["lockedUntil"], subject["lockedUntil"]);
+    assert_eq!(call(client, "GET", &format!("/v1/subjects/edge/{ip}"), &Value::Null).json()["key"], "203.0.113.7");
     assert_eq!(call(client, "DELETE", &path, &Value::Null).status, 200);
     assert_eq!(call(client, "GET", "/v1/locks", &Value::Null).json(), json!([]));
     let unknown = call(client, "DELETE", "/v1/subjects/account/%230123456789abcdef", &Value::Null);
