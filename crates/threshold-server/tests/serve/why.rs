@@ -147,7 +147,10 @@ fn why_explains_a_past_denial_by_its_trace_id() {
 /// What is over is told as past. The event is a report, so that it can be of last year.
 #[test]
 fn what_is_over_is_told_as_past() {
-    let (server, _file) = Server::with(POLICY);
+    let file = Scratch::file("policy.toml", POLICY);
+    // Events that are older than the default are deleted, once a minute.
+    let args = ["--events-keep", "3650day"];
+    let server = Start { policy: Some(file.path()), args: &args, ..Start::default() }.server();
     let client = &mut server.connect();
     let mut report = |trace: &str, more: &Value| {
         let mut event = json!({"id": format!("{}-0000-4000-8000-000000000000", &trace[..8]), "at": 1_767_225_600_000_u64,
