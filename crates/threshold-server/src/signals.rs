@@ -178,3 +178,45 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A poisoned lock is safe to use: what is counted is never half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desk::tests::{Folder, START};
+
+    /// Fails if the table of alerts is not saved before the events are erased.
+    #[test]
+    fn an_erased_address_leaves_the_saved_alerts_too() {
+        let folder = Folder::new();
+        let path = folder.journal().with_file_name("threshold.events");
+        let open = || EventDatabase::open(Some(&path), database::Retention::default(), START);
+        let signals = Signals::new(Arc::default(), open(), Sinks::default());
+        let at = START.micros() / 1_000;
+        let event = |number: u64, address: &str| {
+            let id = format!("00000000-0000-4000-8000-{number:012x}");
+            let json = format!(r#"{{"id":"{id}","at":{at},"blocked":true,"ip":"{address}","count":30}}"#);
+            Event::from_json(&json).unwrap()
+        };
+        let policy = Policy::parse("", &|_| None).unwrap();
+        signals.report(vec![event(1, "203.0.113.7"), event(2, "203.0.113.8")], &policy, START);
+        let saved = |signals: &Signals| -> Vec<String> {
+            let saved = signals.database.saved_alerts(START);
+            saved.iter().filter_map(|saved| saved.key.as_deref().map(str::to_owned)).collect()
+        };
+        assert_eq!(saved(&signals), ["203.0.113.7", "203.0.113.8"]);
+        let filter = Filter { field: Field::Ip, values: vec!["203.0.113.7".to_owned()] };
+        assert_eq!(signals.erase(&[filter], START).unwrap(), 1);
+        assert_eq!(saved(&signals), ["203.0.113.8"]);
+        drop(signals);
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(memchr::memmem::find(&bytes, b"203.0.113.7").is_none());
+        assert!(memchr::memmem::find(&bytes, b"203.0.113.8").is_some());
+        // The next process goes on with the other one.
+        let next = Signals::new(Arc::default(), open(), Sinks::default());
+        next.restore(&policy, START);
+        next.collect(&policy, START);
+        let book = lock(&next.alerts);
+        let raised: Vec<_> = book.raised().map(|told| (told.key.as_deref(), told.count)).collect();
+        assert_eq!((raised, book.recent().count()), (vec![(Some("203.0.113.8"), 30)], 0));
+    }
+}
