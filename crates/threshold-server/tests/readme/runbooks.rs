@@ -185,6 +185,8 @@ impl Runbook {
         }
         assert!(commands.len() >= 3, "{} shows {commands:?}", self.name);
         drop(server);
+        // Before the folder, which has the process id of a Redis that the page has started.
+        drop(redis);
         let _ = std::fs::remove_dir_all(&folder);
         differences
     }
