@@ -80,7 +80,7 @@ pub(crate) struct ServeArgs {
     /// Serve the operators' calls here, HOST:PORT or unix:PATH, and no longer on --http
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin: Option<Address>,
-    /// Check the policy, the tokens, the secrets, the addresses and the store's URL and certificates, connect to no store, start nothing, and exit as lint does: 0 if the server
+    /// Check the policy, the tokens, the secrets, the addresses, the log level, OTEL_… and the store's URL and certificates, connect to no store, start nothing, and exit as lint does: 0 if the server
     /// would start, 1 on warnings that are denied, 2 on errors
     #[arg(long)]
     pub(crate) check: bool,
@@ -338,7 +338,7 @@ pub(crate) enum BansCommand {
     Add {
         /// edge (or ip) for an address or CIDR, tenant, or user
         layer: String,
-        /// The address or CIDR, the tenant, or the user
+        /// The address or CIDR, the tenant, or the user; or its digest, '#' and 16 digits, of the last hour
         key: String,
         /// The reason; it is not disclosed to the banned client
         #[arg(long)]
@@ -355,7 +355,7 @@ pub(crate) enum BansCommand {
         /// The id of the ban, as `list` shows it, or its first four digits or more; or the layer: edge (or ip), tenant, user
         #[arg(value_name = "ID|LAYER")]
         id: String,
-        /// The address, CIDR, tenant or user, after a layer: ends all bans on exactly that
+        /// The address, CIDR, tenant or user, or its digest, after a layer: ends all bans on exactly that
         key: Option<String>,
         /// The reason, for the audit
         #[arg(long)]
@@ -374,7 +374,7 @@ pub(crate) struct SubjectArgs {
     pub(crate) server: ServerArgs,
     /// edge (or ip), tenant, user, endpoint, or account for a login's
     pub(crate) layer: String,
-    /// The address, the tenant, the user, the endpoint, or the account's name
+    /// The address, the tenant, the user, the endpoint, or the account's name; or its digest, '#' and 16 digits
     pub(crate) key: String,
     /// Clear what it has used, its strikes and penalties, or an account's failures
     #[arg(long)]
@@ -392,8 +392,8 @@ pub(crate) struct SubjectArgs {
 pub(crate) struct HealthArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Ask whether it takes requests, which it does not while it drains; prints degraded if its policy, keys, certificate or
-    /// journal need attention
+    /// Ask whether it takes requests, which it does not while it drains; prints degraded and why if its policy, keys, certificate
+    /// or journal need attention
     #[arg(long)]
     pub(crate) ready: bool,
 }
