@@ -102,7 +102,7 @@ fn print(text: &str) {
     let _ = out.write_all(printable_lines(text).as_bytes()).and_then(|()| out.flush());
 }
 
-/// Prints to standard error, as [`print`] does.
+/// Prints to standard error, as [`print()`] does.
 fn print_to_stderr(text: &str) {
     let _ = std::io::stderr().write_all(printable_lines(text).as_bytes());
 }
