@@ -32,18 +32,6 @@ mode = "observe"
 per = ["tenant"]
 limit = "1000/h"
 on_missing = "skip"
-
-[[rule]]
-name = "struck"
-layer = "user"
-per = ["user"]
-match = { path = "/struck" }
-limit = "1/h"
-ladder = "quick"
-strike = "request"
-
-[ladders.quick]
-rungs = ["warn", "ban 24h"]
 "#;
 
 fn start(folder: &Path, more: &[&str]) -> Server {
