@@ -3,12 +3,12 @@
 
 mod audit;
 mod ban_sets;
-mod erasure;
 mod explained;
 mod logins;
 mod lookups;
 mod names;
 mod operations;
+mod outside_changes;
 #[cfg(test)]
 mod penalty_tests;
 mod persistence;
