@@ -1,6 +1,8 @@
 //! The metrics for Prometheus: those of the limiter, and what only a server knows. Labels come from the policy and from fixed lists,
 //! so that no caller can add a series.
 
+mod text_format;
+
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +19,8 @@ use prometheus_client::registry::Registry;
 use threshold_core::alert::AlertLevel;
 use threshold_core::policy::AlertOn;
 use threshold_limiter::Observer;
+
+pub(crate) use text_format::in_text_format;
 
 /// All metrics of one server.
 #[derive(Debug)]
