@@ -105,6 +105,8 @@ pub(super) struct Operation {
     summary: &'static str,
     parameters: Vec<Value>,
     body: Option<Value>,
+    /// The other forms of the body, by media type.
+    other_bodies: Map<String, Value>,
     /// The answers by status: their description and content.
     responses: Map<String, Value>,
     errors: Vec<(u16, &'static str)>,
@@ -119,6 +121,7 @@ impl Operation {
             summary,
             parameters: Vec::new(),
             body: None,
+            other_bodies: Map::new(),
             responses: Map::new(),
             errors: Vec::new(),
             security: None,
@@ -130,9 +133,15 @@ impl Operation {
         Self::new(id, summary).response(200, "The answer", &json_content(answer)).errors(&CALL_ERRORS)
     }
 
-    /// The body of the request.
+    /// The body of the request, in JSON.
     pub(super) fn body(mut self, schema: Value) -> Self {
         self.body = Some(schema);
+        self
+    }
+
+    /// Another form of the body.
+    pub(super) fn body_as(mut self, media_type: &str, schema: &Value) -> Self {
+        self.other_bodies.insert(media_type.to_owned(), json!({"schema": schema}));
         self
     }
 
@@ -162,7 +171,7 @@ impl Operation {
     }
 
     fn into_value(self, schemas: &mut Schemas) -> Value {
-        let Self { id, summary, parameters, body, mut responses, errors, security } = self;
+        let Self { id, summary, parameters, body, mut other_bodies, mut responses, errors, security } = self;
         let error = json_content(&schemas.of::<ErrorBody>());
         for (status, description) in errors {
             responses.insert(status.to_string(), json!({"description": description, "content": error}));
@@ -170,7 +179,13 @@ impl Operation {
         let mut operation = json!({"operationId": id, "summary": summary, "responses": responses});
         let optional = [
             ("parameters", (!parameters.is_empty()).then(|| Value::from(parameters))),
-            ("requestBody", body.map(|schema| json!({"required": true, "content": json_content(&schema)}))),
+            (
+                "requestBody",
+                body.map(|schema| {
+                    other_bodies.insert("application/json".to_owned(), json!({"schema": schema}));
+                    json!({"required": true, "content": other_bodies})
+                }),
+            ),
             ("security", security),
         ];
         if let Some(operation) = operation.as_object_mut() {

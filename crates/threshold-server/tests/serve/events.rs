@@ -185,17 +185,25 @@ fn bad_queries_and_bodies_are_refused_by_name() {
 }
 
 /// A stream of server-sent events.
-struct Stream(BufReader<TcpStream>);
+struct Stream {
+    reader: BufReader<TcpStream>,
+    /// The number after which it begins.
+    begins_after: String,
+}
 
 impl Stream {
     fn open(server: &Server, fields: &str) -> Self {
         let mut stream = server.stream();
         let head = format!("GET /v1/events HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n{fields}\r\n");
         stream.write_all(head.as_bytes()).unwrap();
-        let mut stream = Self(BufReader::new(stream));
+        let mut stream = Self { reader: BufReader::new(stream), begins_after: String::new() };
         assert_eq!(stream.line("HTTP/1.1 "), "200 OK");
         // The first part of the body.
         stream.line("retry: ");
+        stream.begins_after = stream.line("id: ");
+        let mut end = String::new();
+        stream.reader.read_line(&mut end).unwrap();
+        assert_eq!(end, "\n", "the event has no data, so that clients dispatch none");
         stream
     }
 
@@ -203,7 +211,7 @@ impl Stream {
     fn line(&mut self, start: &str) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.0.read_line(&mut line).unwrap(), 0, "the stream ended before \"{start}\"");
+            assert_ne!(self.reader.read_line(&mut line).unwrap(), 0, "the stream ended before \"{start}\"");
             if let Some(rest) = line.trim_end().strip_prefix(start) {
                 return rest.to_owned();
             }
@@ -238,6 +246,27 @@ fn a_stream_tells_of_denials_as_they_come_and_resumes() {
     server.signal("TERM");
     let (status, log) = server.wait();
     assert!(status.success(), "{status}: {log}");
+}
+
+/// A client whose connection breaks before its first event resumes where its stream began, and misses nothing.
+///
+/// Woken by a stream that sends no number before its first event, and by one that sends the number of the newest event in place of
+/// `Last-Event-ID`.
+#[test]
+fn a_stream_without_events_can_be_resumed() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    let empty = Stream::open(&server, "").begins_after;
+    assert_eq!(empty, "0");
+    deny(client, "early", 1);
+    let Stream { begins_after, .. } = Stream::open(&server, "");
+    assert_ne!(begins_after, empty);
+    deny(client, "u1", 1);
+    let mut stream = Stream::open(&server, &format!("last-event-id: {begins_after}\r\n"));
+    assert_eq!(stream.begins_after, begins_after);
+    assert_eq!(stream.next().1["userId"], "u1");
+    let mut all = Stream::open(&server, &format!("last-event-id: {empty}\r\n"));
+    assert_eq!([all.next(), all.next()].map(|(_, event)| event["userId"].clone()), ["early", "u1"]);
 }
 
 #[test]
@@ -335,6 +364,35 @@ fn a_logpush_upload_counts_as_blocks_of_the_edge_and_raises_their_alert() {
     assert_eq!(upload(&mut server.connect(), &gzip(&format!("[{}1]", "1,".repeat(5 << 20)))).status, 413);
     let bomb = upload(&mut server.connect(), &gzip(&"x".repeat(200 << 20)));
     assert_eq!(bomb.status, 400, "{}", bomb.body);
+}
+
+/// Woken by a form that the server takes and `/openapi.json` does not have, and the other way round.
+#[test]
+fn every_form_of_a_report_is_described_and_accepted() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    let described = client.send("GET", "/openapi.json", &[], "").unwrap().json();
+    let described = described["paths"]["/v1/events"]["post"]["requestBody"]["content"].as_object().unwrap();
+    let event = |number: u8| format!(r#"{{"id":"00000000-0000-4000-8000-{number:012}","at":1,"blocked":true}}"#);
+    let forms = [
+        ("application/gzip", gzip(&event(1))),
+        ("application/json", format!("[{}]", event(2)).into_bytes()),
+        ("application/x-ndjson", format!("{}\n{}\n", event(3), event(4)).into_bytes()),
+        ("text/plain", event(5).into_bytes()),
+    ];
+    let mut known: Vec<&str> = described.keys().map(String::as_str).collect();
+    known.sort_unstable();
+    assert_eq!(known, forms.each_ref().map(|(form, _)| *form));
+    for (form, body) in forms {
+        let head = format!(
+            "POST /v1/events HTTP/1.1\r\nhost: localhost\r\ncontent-type: {form}\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        client.write(&head).unwrap();
+        client.write_bytes(&body).unwrap();
+        let answer = client.read().unwrap();
+        assert!(answer.status == 200 && answer.json()["accepted"] != 0, "{form}: {}", answer.body);
+    }
 }
 
 #[test]

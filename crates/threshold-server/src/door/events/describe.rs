@@ -128,9 +128,16 @@ pub(super) fn list(schemas: &mut Schemas) -> Operation {
 
 pub(super) fn report(schemas: &mut Schemas) -> Operation {
     let batch = json!({"type": "array", "items": schemas.of::<EventBody>(), "maxItems": 1_000});
+    let described = |text: &str| json!({"type": "string", "description": text});
+    let lines = described("An event, or a record of Cloudflare's firewall_events, on each line");
+    let compressed = described("The array or the lines, compressed with gzip, with or without Content-Encoding");
     let summary = "Report events of another system: an array, or lines of JSON, such as Cloudflare's firewall_events";
+    // A body is recognised by its first bytes, whatever its media type is. Logpush sends its lines as text.
     Operation::call("reportEvents", summary, &schemas.of::<ReportedBody>())
         .body(batch)
+        .body_as("application/x-ndjson", &lines)
+        .body_as("text/plain", &lines)
+        .body_as("application/gzip", &compressed)
         .errors(&[(415, "The body has another Content-Encoding than gzip, or a web page sent it without Content-Type: application/json")])
         .errors(&[(503, "Too many events are being reported")])
 }

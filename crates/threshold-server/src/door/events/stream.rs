@@ -25,7 +25,7 @@ pub(super) const MEDIA_TYPE: &str = "text/event-stream";
 const MAX_STREAMS: usize = 16;
 /// The events that are sent at once.
 const AT_ONCE: usize = 100;
-/// How often a comment is sent on a quiet stream, so that proxies leave it open and a client that is gone is noticed.
+/// How often a quiet stream sends its position, so that proxies leave it open and a client that is gone is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The streams that may be opened.
@@ -85,7 +85,7 @@ async fn send_all(app: Arc<App>, mut query: EventQuery, sender: mpsc::Sender<Byt
         async move { matches!(timeout(patience, sender.send(part.into())).await, Ok(Ok(()))) }
     };
     // Answers at once, so that a client knows that its stream is open.
-    if !send("retry: 1000\n".to_owned()).await {
+    if !send(format!("retry: 1000\n{}", position(&query))).await {
         return;
     }
     loop {
@@ -102,11 +102,17 @@ async fn send_all(app: Arc<App>, mut query: EventQuery, sender: mpsc::Sender<Byt
         }
         tokio::select! {
             changed = newest.changed() => if changed.is_err() { return },
-            () = sleep(KEEP_ALIVE) => if !send(":\n".to_owned()).await { return },
+            () = sleep(KEEP_ALIVE) => if !send(position(&query)).await { return },
             () = sender.closed() => return,
             () = app.health.until_draining() => return,
         }
     }
+}
+
+/// Writes the number after which a stream goes on, as an event without data. A client dispatches none, and resumes after this number even
+/// if it has got no event yet.
+fn position(query: &EventQuery) -> String {
+    format!("id: {}\n\n", query.after.unwrap_or(0))
 }
 
 fn written(events: &[(u64, String)]) -> String {
