@@ -13,6 +13,7 @@ pub(super) const NOT_FOUND: &str = "\
 no event has this trace id
 The request was allowed (denials, warnings and strikes are recorded, others with --events-sample), or is counted in an event of equal ones (above 1,000 in a \
 second), or its event was deleted (--events-keep, --events-size) or is on another server.
+If the request was allowed and took seconds, its caller may be shadow banned: threshold subject user NAME shows that.
 ";
 
 /// Describes an event, as it looks at `now`.
@@ -68,6 +69,7 @@ fn decided(event: &Value, now: jiff::Timestamp) -> String {
         let by = if rule.is_null() { String::new() } else { format!(" by the rule {}", shown(rule)) };
         return match verdict {
             "warn" => format!("It was let through with a warning{by}."),
+            "slow" => "It was allowed and delayed, because its caller was shadow banned.".to_owned(),
             _ if field("strikes").is_null() => "It was allowed.".to_owned(),
             _ => format!("It was let through, and struck{by}."),
         };
@@ -140,8 +142,11 @@ fn end(until: &Value, now: jiff::Timestamp) -> String {
 /// Returns what the caller, or an operator for it, can do.
 fn remedy(event: &Value, now: jiff::Timestamp) -> String {
     let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
+    if field("verdict") == "slow" {
+        return shadow_remedy(event);
+    }
     if field("blocked") != &Value::Bool(true) {
-        return "It had to do nothing.".to_owned();
+        return "Nothing has to be done.".to_owned();
     }
     let (layer, name) = match field("layer").as_str() {
         Some("user") => ("user", field("userId")),
@@ -170,12 +175,28 @@ fn remedy(event: &Value, now: jiff::Timestamp) -> String {
         (Some(wait), Some(at)) => {
             let is_ahead = at.as_i64().is_some_and(|at| at > now.as_second());
             let fits = if is_ahead { "fits" } else { "fitted" };
-            format!("The same request {fits} after {} s, at {}.", shown(wait), moment(at))
+            // Its own limit is all that the event knows: others may have been charged since, or a penalty begun.
+            let wait = shown(wait);
+            format!(
+                "Unless more was charged or a penalty began since, the same request {fits} after {wait} s, at {}.",
+                moment(at)
+            )
         }
         _ if own.is_some() => "The same request never fits: its cost is more than the limit.".to_owned(),
         _ => "Its event has no figures.".to_owned(),
     };
     format!("{wait}\n{look}\n    shows its state now; --forgive gives back what it has used.")
+}
+
+/// Returns how to end a shadow ban. An event without a strike does not say whose it is: mostly the user's.
+fn shadow_remedy(event: &Value) -> String {
+    let names = [("user", "userId"), ("tenant", "tenant"), ("edge", "ip")];
+    let known = names.iter().find_map(|(layer, field)| {
+        let name = event.get(*field).filter(|name| !name.is_null())?;
+        Some(format!("threshold subject {layer} {}", named(name)))
+    });
+    let look = known.unwrap_or_else(|| "threshold subject user NAME".to_owned());
+    format!("{look}\n    shows whether it is shadow banned now, and its strikes; --forgive ends that.")
 }
 
 /// Returns the commands that show which entry of a list names the caller. The event does not say whether it is its user, its tenant or

@@ -127,7 +127,9 @@ fn why_explains_a_past_denial_by_its_trace_id() {
             &format!(", trace {trace}\n"),
             "It was denied by the rule posts (layer user).\n",
             // It is still to come.
-            &format!("The same request fits after {wait} s, at {reset}.\n"),
+            &format!(
+                "Unless more was charged or a penalty began since, the same request fits after {wait} s, at {reset}.\n"
+            ),
             "threshold subject user u1\n",
         ],
     );
@@ -139,9 +141,33 @@ fn why_explains_a_past_denial_by_its_trace_id() {
     let (code, told) = why_with(&server, &["--json", trace]);
     assert_eq!((code, &serde_json::from_str::<Value>(&told).unwrap()[0]["cause"]), (0, &json!("limit")));
     let (code, told) = why_with(&server, &["00000000000000000000000000000000"]);
-    assert!(code == 1 && told.starts_with("no event has this trace id\n"), "{told}");
+    assert!(code == 1 && told.starts_with("no event has this trace id\n") && told.contains("shadow banned"), "{told}");
     let (code, told) = why_with(&server, &["nothing"]);
     assert!(code != 0 && told.contains("32 hexadecimal digits"), "{told}");
+}
+
+/// A customer complains of slow answers: the trace id leads to the shadow ban, of which no answer says anything.
+///
+/// Woken by leaving the verdict `slow` out of either sentence.
+#[test]
+fn a_delayed_request_is_told_with_the_shadow_ban_behind_it() {
+    let policy = "[ladders.quiet]\nrungs = ['shadow']\n[[rule]]\nname = 'posts'\nper = ['user']\nlimit = '1/h'\nladder = 'quiet'\n\
+                  match = { path = '/posts' }\n[[rule]]\nname = 'all'\nper = ['user']\nlimit = '1000/h'\n\
+                  [identity]\nlog_identifiers = true";
+    let file = Scratch::file("policy.toml", policy);
+    let args = ["--events-sample", "1"];
+    let server = Start { policy: Some(file.path()), args: &args, ..Start::default() }.server();
+    let client = &mut server.connect();
+    for _ in 0..2 {
+        check(client, &json!({"user": "ada", "path": "/posts"}));
+    }
+    let told = check(client, &json!({"user": "ada", "path": "/"}));
+    assert_eq!((&told["allowed"], &told["verdict"]), (&json!(true), &json!("slow")), "{told}");
+    let text = why(&server, told["traceId"].as_str().unwrap());
+    has(
+        &text,
+        &["It was allowed and delayed, because its caller was shadow banned.\n", "threshold subject user ada\n"],
+    );
 }
 
 /// What is over is told as past. The event is a report, so that it can be of last year.
@@ -164,7 +190,7 @@ fn what_is_over_is_told_as_past() {
     let limit = json!({"rule": "posts", "layer": "user", "mode": "enforce", "allowed": false, "limit": 1, "periodMs": 3_600_000,
         "remaining": 0, "cost": 1, "resetAt": 1_767_229_200, "retryAfter": 3_600});
     let told = report(&"1".repeat(32), &json!({"cause": "limit", "rule": "posts", "limits": [limit]}));
-    has(&told, &["The same request fitted after 3600 s, at 2026-01-01T01:00:00Z.\n"]);
+    has(&told, &["the same request fitted after 3600 s, at 2026-01-01T01:00:00Z.\n"]);
     let told = report(&"2".repeat(32), &json!({"cause": "ban", "until": until}));
     has(&told, &["denied by an operator's ban (layer user), which ended at 2026-01-01T01:00:00Z.\n"]);
     let told =
