@@ -224,7 +224,7 @@ pub(crate) struct LintArgs {
     /// Exit with 1 if there are warnings
     #[arg(long, value_enum)]
     pub(crate) deny: Option<Denied>,
-    /// The policy before the change: warn of state that a server forgets by it
+    /// The policy before the change: list what has changed, and warn of state that a server forgets by it
     #[arg(long, value_name = "OLD")]
     pub(crate) against: Option<PathBuf>,
     /// An access log: warn of its requests that no rule limits; may be repeated

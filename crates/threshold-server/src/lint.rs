@@ -11,16 +11,22 @@ use threshold_limiter::jwt::{Verifier, read_key_file};
 use crate::Report;
 use crate::cli::{Denied, LintArgs};
 use crate::jwt::describe;
-use crate::source::Source;
+use crate::source::{Source, Tenants, changes, joined};
+
+/// The most lines of changes.
+const MAX_CHANGES: usize = 30;
 
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
     let Review { policy, mut findings, rule_names, .. } = review(&source);
+    let mut changed = String::new();
     // A policy with errors is not compared: what it forgets or covers cannot be known.
     if let Some(policy) = &policy {
         if let Some(old) = &args.against {
-            let old = Source::read(old)?.policy()?;
-            findings.extend(forgotten(policy, &old, &rule_names));
+            let old = Source::read(old)?;
+            let before = old.policy()?;
+            findings.extend(forgotten(policy, &before, &rule_names));
+            changed = change_list(&source, &old);
         }
         let mut open = coverage::by_log(policy, &args.log)?;
         if let Some(document) = &args.openapi {
@@ -36,6 +42,7 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     if !findings.is_empty() {
         text.push('\n');
     }
+    text.push_str(&changed);
     text.push_str(&summary(&source.name, errors, warnings));
     let code = match (errors, warnings, args.deny) {
         (1.., _, _) => 2,
@@ -72,6 +79,15 @@ fn keys(policy: &Policy, span: std::ops::Range<usize>) -> Option<Finding> {
     };
     let help = "docs/policy.md says what each algorithm takes".to_owned();
     Some(Finding { severity, code, span, message, help })
+}
+
+/// Lists what differs from the old policy. These are no findings: a change is meant.
+fn change_list(source: &Source, old: &Source) -> String {
+    let changes = changes(&old.text, &source.text, Tenants::Named);
+    if changes.is_empty() {
+        return String::new();
+    }
+    format!("changes since {}:\n  {}\n\n", old.name, joined(&changes, MAX_CHANGES, "\n  "))
 }
 
 /// Returns warnings about state that is forgotten when this policy replaces the old one.

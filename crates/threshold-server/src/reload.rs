@@ -17,7 +17,7 @@ use crate::door::{App, Problem};
 use crate::jwt::{self, TokenKeys};
 use crate::serve::Certificates;
 use crate::serve::policy_support;
-use crate::source::Source;
+use crate::source::{Source, Tenants as TenantNames, changes, joined};
 pub(crate) use tenants::TenantFolder;
 use watch::{Contents, Found, Watch};
 
@@ -26,6 +26,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How many errors of a policy are in the public reason of `/readyz`.
 const MAX_CODES: usize = 3;
+/// How many changes of a policy are in the log line of a reload.
+const MAX_CHANGES: usize = 8;
 
 /// Watches the files that a server was started with.
 pub(crate) struct Reloader {
@@ -52,7 +54,8 @@ struct Watched {
 }
 
 enum Kind {
-    Policy,
+    /// The text of the policy in force.
+    Policy(String),
     Certificate(Arc<Certificates>),
     /// The keys of the policy in force.
     Keys(Arc<Verifier>),
@@ -66,8 +69,8 @@ impl Reloader {
 
     /// Watches a policy file whose present text is in force.
     pub(crate) fn watch_policy(&mut self, path: PathBuf, text: String) {
-        let watch = Watch::new(&Ok(vec![text.into_bytes()]));
-        self.watched.push(Watched { paths: vec![path], watch, kind: Kind::Policy });
+        let watch = Watch::new(&Ok(vec![text.clone().into_bytes()]));
+        self.watched.push(Watched { paths: vec![path], watch, kind: Kind::Policy(text) });
     }
 
     /// Watches a folder of tenants whose limits are in force above this policy.
@@ -178,17 +181,19 @@ impl Watched {
 
     /// Puts the contents in force, or reports why not. Returns the policy's keys if a policy was loaded.
     fn load(
-        &self,
+        &mut self,
         contents: &Contents,
         (app, tenants): (&App, Option<&mut Tenants>),
         allow_empty: bool,
     ) -> Option<NewPolicy> {
         let files = contents.as_deref().map_err(Clone::clone);
-        match &self.kind {
-            Kind::Policy => {
+        match &mut self.kind {
+            Kind::Policy(in_force) => {
                 let [path] = self.paths.as_slice() else { return None };
                 let text = files.map(<[Vec<u8>]>::concat);
-                return load_policy(path, text, (app, tenants), allow_empty);
+                let (renewed, text) = load_policy((path, in_force), text, (app, tenants), allow_empty)?;
+                *in_force = text;
+                return Some(renewed);
             }
             Kind::Keys(verifier) => {
                 let contents = files.map(<[Vec<u8>]>::concat);
@@ -238,15 +243,16 @@ struct NewPolicy {
     keys: Option<TokenKeys>,
 }
 
+/// Puts a policy in force, or reports why not. Returns its keys and its text.
 fn load_policy(
-    path: &Path,
+    (path, in_force): (&Path, &str),
     bytes: Result<Vec<u8>, String>,
     (app, tenants): (&App, Option<&mut Tenants>),
     allow_empty: bool,
-) -> Option<NewPolicy> {
+) -> Option<(NewPolicy, String)> {
     let name = path.display().to_string();
     match usable(path, bytes, &app.desk.policy(), allow_empty) {
-        Ok((mut policy, keys)) => {
+        Ok((mut policy, keys, text)) => {
             // The store was allocated at the start, and its balances are not moved.
             if policy.memory() != app.desk.policy().memory() {
                 tracing::warn!(policy = name, "change of [memory] takes effect at the next start");
@@ -261,11 +267,13 @@ fn load_policy(
             app.health.set_policy(None);
             // The policy could not have been loaded without keys, so an earlier problem with them is solved.
             app.health.set_keys(None);
-            tracing::info!(policy = name, rules, generation, "policy reloaded");
+            let changes = changes(in_force, &text, TenantNames::Unnamed);
+            let changes = if changes.is_empty() { "none".to_owned() } else { joined(&changes, MAX_CHANGES, "; ") };
+            tracing::info!(policy = name, rules, generation, changes, "policy reloaded");
             if is_empty {
                 tracing::warn!(policy = name, "policy has no rules and limits nothing");
             }
-            Some(NewPolicy { keys })
+            Some((NewPolicy { keys }, text))
         }
         Err(Problem { public, details }) => {
             let problem = |text: &str| format!("the policy could not be reloaded: {text}");
@@ -276,13 +284,13 @@ fn load_policy(
     }
 }
 
-/// Parses a policy and checks that it may replace the one in force.
+/// Parses a policy and checks that it may replace the one in force. Returns it with its keys and its text.
 fn usable(
     path: &Path,
     bytes: Result<Vec<u8>, String>,
     in_force: &Policy,
     allow_empty: bool,
-) -> Result<(Policy, Option<TokenKeys>), Problem> {
+) -> Result<(Policy, Option<TokenKeys>, String), Problem> {
     let bytes = bytes.map_err(|error| Problem::hiding(error, &[path]))?;
     let source = Source::from_bytes(path, bytes).map_err(|error| Problem::hiding(format!("{error:#}"), &[path]))?;
     let policy = source.policy_or_errors().map_err(|errors| {
@@ -305,8 +313,9 @@ fn usable(
         return Err(Problem { public: text.clone(), details: text });
     }
     source.warn_of_zero_limits();
-    jwt::attach(policy)
-        .map_err(|error| Problem { public: "the JWT key cannot be used".to_owned(), details: jwt::describe(error) })
+    let unusable = |error| Problem { public: "the JWT key cannot be used".to_owned(), details: jwt::describe(error) };
+    let (policy, keys) = jwt::attach(policy).map_err(unusable)?;
+    Ok((policy, keys, source.text))
 }
 
 /// Lists the codes and line numbers of errors, without text of the file.

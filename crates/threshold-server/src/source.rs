@@ -1,10 +1,14 @@
 //! Policy files: reading them, and formatting their errors with file name, line and column.
 
+mod changes;
+
 use std::io::Read as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use threshold_core::policy::{Finding, MAX_FILE, Policy, Review, Severity};
+
+pub(crate) use changes::{Tenants, changes, joined};
 
 /// More findings than these are a flood: the file is probably no policy, or one mistake has many consequences.
 const FLOOD: usize = 20;

@@ -103,3 +103,15 @@ fn state_that_a_change_forgets_is_reported_at_the_changed_rule() {
     );
     assert_eq!(threshold(&["lint", meant.path(), "--against", old.path(), "--deny", "warnings"]).code, 0);
 }
+
+/// A figure that is ten times too low is no error and forgets nothing: the change itself is shown.
+#[test]
+fn lint_lists_what_a_change_changes() {
+    let old = Scratch::new("old.toml", LOGIN_ONLY);
+    let new = Scratch::new("new.toml", LOGIN_ONLY.replace("5/min", "50/min"));
+    let run = threshold(&["lint", new.path(), "--against", old.path(), "--deny", "warnings"]);
+    let listed = format!("changes since {}:\n  rule login: limit 5/min -> 50/min\n\n", old.path());
+    assert!(run.code == 0 && run.out.contains(&listed), "{}", run.out);
+    let run = threshold(&["lint", old.path(), "--against", old.path()]);
+    assert!(!run.out.contains("changes"), "{}", run.out);
+}

@@ -43,6 +43,27 @@ impl Drop for Ending<'_> {
     }
 }
 
+/// The first question after an alert is what was changed. The line compares with the policy in force, not with a file that was refused.
+///
+/// Woken by leaving out the text that is kept for the next comparison, and by keeping that of a refused file.
+#[test]
+fn a_reload_logs_what_has_changed() {
+    let rule =
+        |name: &str, limit: &str| format!("[[rule]]\nname = \"{name}\"\nper = [\"user\"]\nlimit = \"{limit}\"\n");
+    let (server, file) = Server::with(&rule("plan", "600/h"));
+    for (text, line) in [
+        (rule("plan", "60/h") + &rule("posts", "9/h"), "changes=\"rule plan: limit 600/h -> 60/h; rule posts added\""),
+        (rule("plan", "many"), "policy not reloaded"),
+        (rule("plan", "70/h"), "changes=\"rule plan: limit 60/h -> 70/h; rule posts removed\""),
+    ] {
+        file.replace(&text);
+        server.signal("HUP");
+        server.wait_for_log(line);
+    }
+    server.signal("HUP");
+    server.wait_for_log("changes=\"none\"");
+}
+
 #[test]
 fn a_thousand_policies_under_load_lose_no_request() {
     const ONE: &str = r#"{"ip": "203.0.113.7", "user": "u1"}"#;
