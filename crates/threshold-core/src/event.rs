@@ -52,7 +52,7 @@ use crate::caller::Caller;
 use crate::decision::{Cause, Decision, Degraded, Verdict};
 use crate::facts::Facts;
 use crate::headers::iso_8601;
-use crate::key::TraceId;
+use crate::key::{TraceId, write_name};
 use crate::path::normalize_method;
 use crate::plan::Plan;
 use crate::policy::{Layer, Per, Policy, Rule};
@@ -330,7 +330,8 @@ impl Names<'_> {
     }
 
     fn shown(&self, text: &str, hides: bool) -> Box<str> {
-        if hides { self.policy.key().redact(text).into() } else { self.bounded(text) }
+        let written = write_name(text);
+        if hides || written.len() > MAX_TEXT { self.policy.key().redact(text).into() } else { written.into() }
     }
 
     fn hides_identifiers(&self) -> bool {

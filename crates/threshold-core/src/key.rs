@@ -5,6 +5,7 @@
 
 mod partition;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
@@ -149,6 +150,19 @@ impl DigestKey {
 pub fn is_redacted(text: &str) -> bool {
     let digits = text.strip_prefix('#').filter(|digits| digits.len() == 16);
     digits.is_some_and(|digits| digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
+}
+
+/// Returns a name as it is written where a digest may stand in place of a name: with one more `#` in front, if it looks like a digest or
+/// begins with `##`. So a text is a digest, or the name of one caller, and never both.
+#[must_use]
+pub fn write_name(name: &str) -> Cow<'_, str> {
+    if is_redacted(name) || name.starts_with("##") { format!("#{name}").into() } else { name.into() }
+}
+
+/// Returns the name that [`write_name`] has written.
+#[must_use]
+pub fn read_name(written: &str) -> &str {
+    written.strip_prefix('#').filter(|name| name.starts_with('#')).unwrap_or(written)
 }
 
 impl fmt::Debug for DigestKey {
@@ -498,5 +512,13 @@ mod tests {
         assert_eq!(text.len(), 17);
         assert!(text.strip_prefix('#').is_some_and(|hex| hex.chars().all(|c| c.is_ascii_hexdigit())));
         assert_ne!(text, KEY.redact("session-cookie2"));
+        // Woken by leaving out either condition of `write_name`: two names, or a name and a digest, would be written alike.
+        let names =
+            [text.as_str(), &format!("#{text}"), &format!("##{text}"), "#", "##", "###", "#ada", "##ada", "ada"];
+        let written: std::collections::BTreeSet<_> = names.iter().map(|name| write_name(name)).collect();
+        assert_eq!(written.len(), names.len());
+        assert!(written.iter().all(|written| !is_redacted(written)));
+        assert!(names.iter().all(|name| read_name(&write_name(name)) == *name));
+        assert_eq!((write_name("#ada"), write_name(&text)), ("#ada".into(), format!("#{text}").into()));
     }
 }

@@ -2,12 +2,13 @@
 
 mod queue;
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
+use threshold_core::address::AddressGroup;
 use threshold_core::decision::{Cause, Reading};
+use threshold_core::key::write_name;
 use threshold_core::path::normalize_method;
 use threshold_core::plan::{Subject, Verb};
 use threshold_core::policy::{Layer, LogMode, Policy, Rule};
@@ -75,8 +76,12 @@ fn parse_targets(text: &str) -> anyhow::Result<Targets> {
 
 /// Returns an address as it is logged: a digest, unless the policy has `log_identifiers = true`.
 pub(crate) fn shown_address(ip: IpAddr, policy: &Policy) -> String {
-    let ip = ip.to_canonical().to_string();
-    if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) }
+    if policy.identity().log_identifiers { ip.to_canonical().to_string() } else { address_digest(ip, policy) }
+}
+
+/// Returns the digest of an address: that of the block that shares a budget, as events and `threshold subject` have it.
+fn address_digest(ip: IpAddr, policy: &Policy) -> String {
+    policy.key().redact(&AddressGroup::of(ip, policy.identity().ipv6_prefix).to_string())
 }
 
 /// Logs denials: all of a rule with `log = "each"`, and a sample of the others.
@@ -227,14 +232,13 @@ impl DenialLog {
 
 /// Returns the digest of the subject that a denial is about, which `threshold subject` prints for it.
 fn subject_digest(layer: Option<Layer>, facts: &Facts<'_>, policy: &Policy) -> Option<String> {
-    let ip = || facts.ip.map(|ip| Cow::from(ip.to_canonical().to_string()));
     let name = match layer {
-        Some(Layer::User) => facts.user.map(Cow::from).or_else(ip),
-        Some(Layer::Tenant) => facts.tenant.map(Cow::from).or_else(ip),
+        Some(Layer::User) => facts.user,
+        Some(Layer::Tenant) => facts.tenant,
         // A rule of these layers may count by anything. The address is what an operator can look up.
-        Some(Layer::Edge | Layer::Global | Layer::Endpoint) | None => ip(),
+        Some(Layer::Edge | Layer::Global | Layer::Endpoint) | None => None,
     };
-    name.map(|name| policy.key().redact(&name))
+    name.map(|name| policy.key().redact(name)).or_else(|| facts.ip.map(|ip| address_digest(ip, policy)))
 }
 
 /// Logs one line at DEBUG for each limit that a request was charged on.
@@ -296,10 +300,11 @@ struct LoggedIdentity {
 impl LoggedIdentity {
     fn new(facts: &Facts<'_>, policy: &Policy) -> Self {
         let identity = policy.identity();
-        let shown = |value: &str, hidden: bool| if hidden { policy.key().redact(value) } else { value.to_owned() };
+        let shown =
+            |name: &str, hidden: bool| if hidden { policy.key().redact(name) } else { write_name(name).into_owned() };
         let hides = !identity.log_identifiers;
         Self {
-            ip: facts.ip.map(|ip| shown(&ip.to_canonical().to_string(), hides)),
+            ip: facts.ip.map(|ip| shown_address(ip, policy)),
             user: facts.user.map(|user| shown(user, hides || identity.secret_user)),
             // A tenant is an organisation and not a person, so only a secret name is hidden.
             tenant: facts.tenant.map(|tenant| shown(tenant, identity.secret_tenant)),

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use super::device::Device;
 use super::{Attempt, AttemptKeys, AttemptOutcome, Factor, ResultOutcome, StandInKeys, address_digest};
-use crate::address::AddressGroup;
+use crate::address::{AddressGroup, parse_address};
 use crate::codec::Format;
 use crate::decision::Cause;
-use crate::key::TraceId;
+use crate::key::{Digest, TraceId};
+use crate::limit::Limit;
 use crate::policy::{Layer, Listed, Policy, UserScope};
 use crate::secret::{Secret, Secrets};
 use crate::time::{Span, Timestamp};
@@ -61,6 +62,17 @@ impl LoginRequest<'_> {
             device: self.device.and_then(|token| Device::from_token(token, secrets).ok()),
             id,
         }
+    }
+}
+
+impl Policy {
+    /// Returns the key and the limit of the budget of login attempts of an address, as operators name it; `None` for another layer, and
+    /// if the policy protects no login.
+    #[must_use]
+    pub fn login_budget_of(&self, layer: Layer, key: &str) -> Option<(Digest, Limit)> {
+        let login = self.login().filter(|_| layer == Layer::Edge)?;
+        let group = AddressGroup::of(parse_address(key)?, self.identity().ipv6_prefix);
+        Some((address_digest(self.key(), group), login.ip.into()))
     }
 }
 

@@ -117,10 +117,10 @@ impl ListEntry {
     /// # Errors
     /// If the layer has no subjects, or the key of the edge layer is not an address.
     pub fn named(layer: Layer, key: &str) -> Result<Self, SubjectError> {
-        let key = key.trim();
         match layer {
             _ if key.is_empty() => Err(SubjectError::Empty),
-            Layer::Edge => key.parse().map(Self::Address).map_err(|_| SubjectError::NotAnAddress(key.into())),
+            Layer::Edge => key.trim().parse().map(Self::Address).map_err(|_| SubjectError::NotAnAddress(key.into())),
+            // Exactly as it is written: a request's names are not trimmed either, so `" acme"` is another tenant than `"acme"`.
             Layer::Tenant => Ok(Self::Tenant(key.into())),
             Layer::User => Ok(Self::User(key.into())),
             Layer::Global | Layer::Endpoint => Err(SubjectError::NoSubjects(layer)),
@@ -179,11 +179,16 @@ impl Policy {
     #[must_use]
     pub fn name_of(&self, layer: Layer, facts: &Facts<'_>) -> Option<ListEntry> {
         let caller = Caller::new(facts, self);
-        let secret_tenant = self.identity().secret_tenant;
-        let shown = |name: &str| if secret_tenant { self.key.redact(name).into() } else { name.into() };
+        let identity = self.identity();
+        let hidden = |name: &str, secret: bool| if secret { self.key.redact(name) } else { name.to_owned() };
         let named = match layer {
-            Layer::User => caller.user.map(|name| ListEntry::User(self.shown_user(caller.tenant, name).into())),
-            Layer::Tenant => caller.tenant.map(|name| ListEntry::Tenant(shown(name))),
+            Layer::User => caller.user.map(|name| {
+                let tenant = caller.tenant.map(|tenant| hidden(tenant, identity.secret_tenant));
+                let name =
+                    identity.user_scope.write(tenant.as_deref(), &hidden(name, identity.secret_user)).into_owned();
+                ListEntry::User(name.into())
+            }),
+            Layer::Tenant => caller.tenant.map(|name| ListEntry::Tenant(hidden(name, identity.secret_tenant).into())),
             Layer::Global | Layer::Edge | Layer::Endpoint => None,
         };
         named.or_else(|| {
@@ -199,7 +204,7 @@ impl Policy {
     /// The same as for `ListEntry::named`; and if a user's name needs a tenant and has none, see
     /// [`UserScope`](super::UserScope).
     pub fn ban_target(&self, layer: Layer, key: &str) -> Result<ListEntry, SubjectError> {
-        let key = self.subject_key(layer, key.trim())?;
+        let key = self.subject_key(layer, key)?;
         let named = ListEntry::named(layer, &key)?;
         // One IPv6 client has a whole network. A ban on the single address would last until the client takes the next
         // one.
@@ -330,7 +335,24 @@ mod tests {
         }
         assert!(ListEntry::named(Layer::Endpoint, "GET:/").is_err());
         assert!(ListEntry::named(Layer::Edge, "somewhere").is_err());
-        assert!(ListEntry::named(Layer::User, " ").is_err());
+        assert!(ListEntry::named(Layer::User, "").is_err());
+    }
+
+    /// A ban on `" acme"` was one on `"acme"`, an innocent tenant.
+    ///
+    /// Woken by trimming the key in `named`, in `ban_target` or in `ListEntry::parse`.
+    #[test]
+    fn a_name_is_banned_as_it_is_written_and_an_address_is_trimmed() {
+        let policy = Policy::parse("", &|_| None).unwrap();
+        for name in [" acme", "acme ", "\u{a0}acme", " ", "\tacme"] {
+            let target = |layer| policy.ban_target(layer, name).map(|whom| whom.key());
+            assert_eq!((target(Layer::Tenant).as_deref(), target(Layer::User).as_deref()), (Ok(name), Ok(name)));
+            assert_eq!(ListEntry::parse(&format!("user:{name}")), Ok(ListEntry::User(name.into())));
+        }
+        assert_eq!(policy.ban_target(Layer::Edge, " 203.0.113.7 ").unwrap().key(), "203.0.113.7");
+        assert_eq!(ListEntry::parse(" 203.0.113.7 ").unwrap().key(), "203.0.113.7");
+        let scoped = Policy::parse("[identity]\nuser_scope = 'tenant'", &|_| None).unwrap();
+        assert_eq!(scoped.ban_target(Layer::User, " acme/u1").unwrap().key(), "%20acme/u1");
     }
 
     #[test]

@@ -59,13 +59,15 @@ impl ListEntry {
     /// # Errors
     /// If the text is none of these.
     pub fn parse(text: &str) -> Result<Self, SubjectError> {
-        let text = text.trim();
-        if let Some(user) = text.strip_prefix("user:").filter(|user| !user.is_empty()) {
+        // A name counts as it is written, as that of a request does.
+        let named = |kind: &str| text.trim_start().strip_prefix(kind).filter(|name| !name.is_empty());
+        if let Some(user) = named("user:") {
             return Ok(Self::User(user.into()));
         }
-        if let Some(tenant) = text.strip_prefix("tenant:").filter(|tenant| !tenant.is_empty()) {
+        if let Some(tenant) = named("tenant:") {
             return Ok(Self::Tenant(tenant.into()));
         }
+        let text = text.trim();
         text.parse().map(Self::Address).map_err(|_| SubjectError::NotAListEntry(text.into()))
     }
 }

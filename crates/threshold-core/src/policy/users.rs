@@ -8,6 +8,7 @@ use arrayvec::ArrayString;
 use percent_encoding::{percent_decode_str, percent_encode_byte};
 
 use super::{Layer, ListEntry, Owner, Policy, SubjectError};
+use crate::key::{is_redacted, write_name};
 
 /// Where user names are unique: `[identity] user_scope`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -163,15 +164,21 @@ impl Policy {
         self.subject_key(if owner == Owner::User { Layer::User } else { Layer::Tenant }, name)
     }
 
-    /// Returns a user's name for display, with secret parts redacted.
+    /// Returns a user's name for display, with secret parts redacted and others as [`write_name`] writes them.
     pub(crate) fn shown_user(&self, tenant: Option<&str>, user: &str) -> String {
         let identity = self.identity();
-        let shown = |name: &str, secret: bool| -> String {
-            // A name that was redacted before stays as it is.
-            if secret && !name.starts_with('#') { self.key().redact(name) } else { name.to_owned() }
-        };
+        let shown = |name: &str, secret: bool| self.shown_name(name, secret);
         let tenant = tenant.map(|tenant| shown(tenant, identity.secret_tenant));
         identity.user_scope.write(tenant.as_deref(), &shown(user, identity.secret_user)).into_owned()
+    }
+
+    fn shown_name(&self, name: &str, secret: bool) -> String {
+        match secret {
+            // The name of a ladder's ban was redacted before it was stored.
+            true if is_redacted(name) => name.to_owned(),
+            true => self.key().redact(name),
+            false => write_name(name).into_owned(),
+        }
     }
 
     /// Returns the key of a list entry or a ban for display, with secret names redacted.
@@ -184,8 +191,8 @@ impl Policy {
                 // The ban was made under another `user_scope`.
                 Err(_) => self.shown_user(None, name),
             },
-            ListEntry::Tenant(name) if identity.secret_tenant && !name.starts_with('#') => self.key().redact(name),
-            ListEntry::Tenant(_) | ListEntry::Address(_) => entry.key(),
+            ListEntry::Tenant(name) => self.shown_name(name, identity.secret_tenant),
+            ListEntry::Address(_) => entry.key(),
         }
     }
 }
@@ -255,12 +262,14 @@ mod tests {
     fn operators_name_a_user_with_the_tenant() {
         let rule = "[[rule]]\nname = 'r'\nper = ['user']\nlimit = '5/h'\n";
         let mut policy = Policy::parse(&format!("{SCOPED}secret = ['tenant']\n{rule}"), &|_| None).unwrap();
-        assert_eq!(policy.ban_target(Layer::User, " acme/u%31 "), Ok(ListEntry::User("acme/u1".into())));
+        assert_eq!(policy.ban_target(Layer::User, "acme/u%31"), Ok(ListEntry::User("acme/u1".into())));
         assert_eq!(policy.ban_target(Layer::Tenant, "acme"), Ok(ListEntry::Tenant("acme".into())));
         assert!(policy.ban_target(Layer::User, "u1").is_err());
         let shown = policy.shown_key(&ListEntry::User("acme/u1".into()));
         assert!(shown.starts_with('#') && shown.ends_with("/u1"), "{shown}");
         assert_eq!(policy.shown_key(&ListEntry::User(shown.as_str().into())), shown);
+        let odd = policy.shown_key(&ListEntry::User("acme/#0123456789abcdef".into()));
+        assert!(odd.ends_with("/##0123456789abcdef"), "{odd}");
         assert_eq!(policy.keys_of(Layer::User, "acme/u1").balances.len(), 1);
         assert_eq!(policy.keys_of(Layer::User, "u1"), crate::plan::SubjectKeys::default());
         let setting = super::super::Setting {

@@ -1,7 +1,9 @@
 //! The audit: a record of every operators' change in the journal and in the log.
 
 use threshold_core::Timestamp;
-use threshold_core::policy::Policy;
+use threshold_core::address::{AddressGroup, parse_address};
+use threshold_core::key::{is_redacted, read_name, write_name};
+use threshold_core::policy::{Layer, Policy};
 use threshold_limiter::journal::{AuditLine, AuditedChange};
 use threshold_limiter::store::StoreError;
 
@@ -16,6 +18,7 @@ pub(super) struct Entry<'a> {
     pub(super) action: String,
     /// The layer of the changed subject.
     pub(super) layer: &'a str,
+    /// The key of the subject, as [`Desk::audited_key`] writes it, or its digest.
     pub(super) key: &'a str,
     /// The reason.
     pub(super) why: &'a str,
@@ -31,6 +34,21 @@ pub(super) struct Change<'a> {
 }
 
 impl Desk {
+    /// Returns the key of a subject as the audit writes it: a name that looks like a digest is told from one.
+    pub(super) fn audited_key(&self, layer: Layer, key: &str) -> String {
+        let scope = self.policy().identity().user_scope;
+        match layer {
+            Layer::User => match scope.read(key) {
+                Ok((tenant, user)) => {
+                    scope.write(tenant.as_deref().map(write_name).as_deref(), &write_name(&user)).into_owned()
+                }
+                Err(_) => key.to_owned(),
+            },
+            Layer::Tenant => write_name(key).into_owned(),
+            Layer::Global | Layer::Edge | Layer::Endpoint => key.to_owned(),
+        }
+    }
+
     /// Begins a change. If the audit is full, the change must not be made.
     pub(super) fn begin<'a>(&'a self, entry: Entry<'a>) -> Result<Change<'a>, OperationError> {
         // From here on the journal writes nothing until the change ends, so that its rows and its audit line cannot
@@ -120,5 +138,10 @@ fn shown(policy: &Policy, layer: &str, key: &str, hides: bool) -> String {
         _ => false,
     };
     // A name that was redacted before stays as it is: a digest of a digest would match nothing.
-    if hidden && !key.starts_with('#') { policy.key().redact(key) } else { key.to_owned() }
+    if !hidden || is_redacted(key) {
+        return key.to_owned();
+    }
+    // An address has the digest of the block that shares its budget, as in events.
+    let block = parse_address(key).filter(|_| layer == "edge").map(|ip| AddressGroup::of(ip, identity.ipv6_prefix));
+    policy.key().redact(&block.map_or_else(|| read_name(key).to_owned(), |block| block.to_string()))
 }

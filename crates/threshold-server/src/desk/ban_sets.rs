@@ -10,6 +10,7 @@ use threshold_core::{Digest, Span, Timestamp};
 use threshold_limiter::bans::MAX_BANS;
 
 use super::audit::Entry;
+use super::names::written_name;
 use super::operations::{MAX_BAN, length, reason_of};
 use super::{Desk, OperationError};
 
@@ -195,8 +196,12 @@ impl NewEnd {
 }
 
 fn check_ban(policy: &Policy, new: &NewSetBan<'_>) -> Result<ListEntry, String> {
-    let whom = policy.ban_target(new.layer, new.key).map_err(|error| error.to_string())?;
-    policy.refuses_ban(&whom).map_or(Ok(whom), |why| Err(format!("\"{}\": {why}", new.key.trim())))
+    let name = written_name(new.layer, new.key, policy).ok_or_else(|| {
+        let key = new.key;
+        format!("\"{key}\" is a digest, which only `POST /v1/bans` takes; a name that looks like one is \"#{key}\"")
+    })?;
+    let whom = policy.ban_target(new.layer, &name).map_err(|error| error.to_string())?;
+    policy.refuses_ban(&whom).map_or(Ok(whom), |why| Err(format!("\"{}\": {why}", new.key)))
 }
 
 fn message_of(error: OperationError) -> String {

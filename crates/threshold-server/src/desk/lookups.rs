@@ -6,6 +6,7 @@ use threshold_core::{Digest, Timestamp};
 use threshold_limiter::journal::{AuditLine, Journal};
 use threshold_limiter::store::{Kind, Listed};
 
+use super::names::written_name;
 use super::subjects::{ListedBan, shown_digest};
 use super::{Desk, OperationError};
 
@@ -76,7 +77,7 @@ impl Desk {
         let named = ListEntry::named(layer, &target.key()).ok().into_iter().chain(ListEntry::named(layer, key));
         let mut ids: Vec<Digest> =
             named.chain([target]).flat_map(|whom| self.limiter.bans().on(&whom, now)).map(|(id, _)| id).collect();
-        for standing in policy.keys_of(layer, &policy.subject_key(layer, key.trim()).map_err(wrong)?).standings {
+        for standing in policy.keys_of(layer, &policy.subject_key(layer, key).map_err(wrong)?).standings {
             let standing = (standing, self.limiter.standing(standing).await?);
             if standing.1.is_some_and(|own| own.banned_until().is_some_and(|until| until > now)) {
                 ids.push(standing.0);
@@ -125,10 +126,17 @@ impl Desk {
     /// a name.
     ///
     /// # Errors
-    /// If the text is the digest of no account, and no account has it as its name.
+    /// If the text is the digest of no account.
     pub(super) async fn account_with_digest(&self, text: &str) -> Result<Option<Digest>, OperationError> {
+        if written_name(Layer::User, text, &self.policy()).is_some() {
+            return Ok(None);
+        }
+        // Events of refused logins show the digest of the name.
+        let named = || self.policy().account_digest(&self.named(Layer::User, text).ok()?).ok().flatten();
         let digits = text.strip_prefix('#').filter(|_| is_redacted(text));
-        let Some(digest) = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()) else { return Ok(None) };
+        let Some(digest) = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()) else {
+            return named().map(Some).ok_or(OperationError::UnknownDigest);
+        };
         // It is the first half of the key, so the account is the first one of a range.
         let first = u128::from(digest) << 64;
         let after = first.checked_sub(1).map(Digest::from_u128);
@@ -137,14 +145,8 @@ impl Desk {
             Listed::Account { key, .. } => Some(key),
             _ => None,
         });
-        // Events of refused logins show the digest of the name.
-        let stopped = || self.named(Layer::User, text).ok().filter(|name| *name != text);
-        let named = || stopped().and_then(|name| self.policy().account_digest(&name).ok().flatten());
-        match key.filter(|key| key.to_u128() >> 64 == u128::from(digest)).or_else(named) {
-            Some(key) => Ok(Some(key)),
-            None if self.limiter.account_named(text).await?.is_some() => Ok(None),
-            None => Err(OperationError::UnknownDigest),
-        }
+        let key = key.filter(|key| key.to_u128() >> 64 == u128::from(digest)).or_else(named);
+        key.map(Some).ok_or(OperationError::UnknownDigest)
     }
 
     /// Returns at most `limit` audit lines with numbers below `before`, the newest first. It reads the disk, and may block.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use threshold_core::address::{AddressGroup, parse_address};
 use threshold_core::event::MAX_TEXT;
-use threshold_core::key::is_redacted;
+use threshold_core::key::{is_redacted, read_name, write_name};
 use threshold_core::policy::{Layer, ListEntry, Policy, UserScope};
 use threshold_core::{Event, Facts, Span, Timestamp, Verdict};
 use threshold_limiter::{ObservedDecision, Observer, Refused, TokenRefused};
@@ -73,9 +73,8 @@ struct Known {
 impl RecentNames {
     /// Keeps the names of a request.
     pub(super) fn see(&self, facts: &Facts<'_>, policy: &Policy, at: Timestamp) {
-        // An empty name counts as missing, as it does for rules. Blanks around the key of a ban are trimmed, and so the ban would be on
-        // another caller.
-        let fits = |name: &str| !name.is_empty() && name.len() <= MAX_TEXT && name.trim() == name;
+        // An empty name counts as missing, as it does for rules.
+        let fits = |name: &str| !name.is_empty() && name.len() <= MAX_TEXT;
         let identity = policy.identity();
         let tables = &mut *self.tables();
         if let Some(ip) = facts.ip {
@@ -101,14 +100,16 @@ impl RecentNames {
             return;
         }
         // What is a digest by now cannot be traced back to its name.
-        let named = |name: &'_ Option<Box<str>>| name.as_deref().is_some_and(|name| !is_redacted(name));
+        let named = |name: &'_ Option<Box<str>>| -> Option<String> {
+            name.as_deref().filter(|name| !is_redacted(name)).map(|name| read_name(name).to_owned())
+        };
         // A block of IPv6 is known by its first address.
         let ip = event.ip.as_deref().and_then(|ip| parse_address(ip.split('/').next().unwrap_or(ip)));
-        let tenant = event.tenant.as_deref().filter(|_| named(&event.tenant));
+        let (tenant, user) = (named(&event.tenant), named(&event.user_id));
         // Without the name of its tenant, a user of one is not known.
         let is_whole = policy.identity().user_scope == UserScope::Global || event.tenant.is_none() || tenant.is_some();
-        let user = event.user_id.as_deref().filter(|_| named(&event.user_id) && is_whole);
-        self.see(&Facts { ip, tenant, user, ..Facts::default() }, policy, event.at);
+        let user = user.as_deref().filter(|_| is_whole);
+        self.see(&Facts { ip, tenant: tenant.as_deref(), user, ..Facts::default() }, policy, event.at);
     }
 
     /// Removes the names that are too old.
@@ -159,7 +160,8 @@ impl RecentNames {
 }
 
 impl Known {
-    /// Events show the block that shares a budget, and log lines the address.
+    /// Events and log lines show the block that shares a budget. An address of IPv6 has a digest of its own too, which versions before
+    /// have logged.
     fn address(group: AddressGroup, ip: IpAddr) -> Self {
         let name = ip.to_string();
         Self { texts: vec![group.to_string(), name.clone()], name, tenant: None }
@@ -178,37 +180,79 @@ impl Known {
     fn has_digest(&self, digest: &str, policy: &Policy) -> bool {
         self.texts.iter().any(|text| policy.key().redact(text) == digest)
     }
+}
 
-    /// Whether the user is one of this tenant, which is given by name or by digest.
-    fn is_of(&self, tenant: Option<&str>, policy: &Policy) -> bool {
-        match (tenant, &self.tenant) {
-            (Some(given), Some(own)) => given == own || is_redacted(given) && policy.key().redact(own) == given,
-            (given, own) => given.is_none() && own.is_none(),
+/// A part of a key as operators write it.
+enum Part<'k> {
+    Digest(&'k str),
+    Name(Cow<'k, str>),
+}
+
+impl Part<'_> {
+    fn is_of(&self, name: &str, policy: &Policy) -> bool {
+        match self {
+            Self::Digest(digest) => policy.key().redact(name) == *digest,
+            Self::Name(given) => given == name,
         }
     }
 }
 
-/// A key that has a digest in place of a name.
-struct AskedDigest<'k> {
-    digest: &'k str,
-    /// The tenant of a user, if the key has one: `TENANT/#…` or `/#…`.
-    tenant: Option<Option<Cow<'k, str>>>,
+/// A key as operators write it.
+enum AskedKey<'k> {
+    /// A name, as limits and bans know it.
+    Name(Cow<'k, str>),
+    /// The digest of an address, a tenant or a user.
+    Digest(&'k str),
+    /// The user of a tenant, or of none, where one of the two is a digest: `TENANT/#…`.
+    Scoped { tenant: Option<Part<'k>>, user: Part<'k> },
 }
 
-impl<'k> AskedDigest<'k> {
-    fn read(layer: Layer, key: &'k str, policy: &Policy) -> Option<Self> {
+impl<'k> AskedKey<'k> {
+    fn read(layer: Layer, key: &'k str, policy: &Policy) -> Self {
         let scope = policy.identity().user_scope;
-        // As it is written: `TENANT/%23…` is a user whose name begins so.
-        if let Some((_, digest)) = key.split_once('/').filter(|_| layer == Layer::User && scope == UserScope::Tenant) {
-            let (tenant, _) = scope.read(key).ok().filter(|_| is_redacted(digest))?;
-            return Some(Self { digest, tenant: Some(tenant) });
+        let is_scoped = layer == Layer::User && scope == UserScope::Tenant;
+        match (layer, key.split_once('/').filter(|_| is_scoped)) {
+            (Layer::Global | Layer::Endpoint, _) => Self::Name(key.into()),
+            // Before it is decoded: `TENANT/%23…` is a user whose name begins so.
+            (_, Some((tenant, user))) => {
+                let name = format!("{}/{}", read_name(tenant), read_name(user));
+                // What cannot be read is refused by those who use the name.
+                let Some((own_tenant, own_user)) =
+                    scope.read(&name).ok().filter(|_| is_redacted(tenant) || is_redacted(user))
+                else {
+                    return Self::Name(if name == key { key.into() } else { name.into() });
+                };
+                let part = |written, name: Cow<'_, str>| {
+                    if is_redacted(written) { Part::Digest(written) } else { Part::Name(name.into_owned().into()) }
+                };
+                Self::Scoped { tenant: own_tenant.map(|name| part(tenant, name)), user: part(user, own_user) }
+            }
+            (Layer::Edge, None) if is_redacted(key.trim()) => Self::Digest(key.trim()),
+            (_, None) if is_redacted(key) => Self::Digest(key),
+            (_, None) => Self::Name(read_name(key).into()),
         }
-        is_redacted(key).then_some(Self { digest: key, tenant: None })
     }
 
     fn is_of(&self, known: &Known, policy: &Policy) -> bool {
-        self.tenant.as_ref().is_none_or(|tenant| known.is_of(tenant.as_deref(), policy))
-            && known.has_digest(self.digest, policy)
+        match self {
+            Self::Name(name) => *name == known.name,
+            Self::Digest(digest) => known.has_digest(digest, policy),
+            Self::Scoped { tenant, user } => {
+                let is_tenants = match (tenant, &known.tenant) {
+                    (Some(given), Some(own)) => given.is_of(own, policy),
+                    (given, own) => given.is_none() && own.is_none(),
+                };
+                is_tenants && known.texts.iter().any(|text| user.is_of(text, policy))
+            }
+        }
+    }
+}
+
+/// Returns the name that an operator has written, as limits and bans know it; `None` if a part of it is a digest.
+pub(super) fn written_name<'k>(layer: Layer, key: &'k str, policy: &Policy) -> Option<Cow<'k, str>> {
+    match AskedKey::read(layer, key, policy) {
+        AskedKey::Name(name) => Some(name),
+        AskedKey::Digest(_) | AskedKey::Scoped { .. } => None,
     }
 }
 
@@ -216,25 +260,27 @@ impl Desk {
     /// Returns the name that an operator means by a key: that of a caller that was stopped of late, if the key is a digest, else the
     /// key itself.
     ///
-    /// A caller may have a name that looks like a digest. It is meant only if no name has this digest: or a caller could take the digest
-    /// of another one as its name, and be banned or forgiven in place of it.
+    /// A name that looks like a digest is written with one more `#`: or a caller could take the digest of another one as its name, and be
+    /// banned or forgiven in place of it.
     pub(crate) fn named<'k>(&self, layer: Layer, key: &'k str) -> Result<Cow<'k, str>, OperationError> {
         let policy = self.policy();
-        let asked = match layer {
-            Layer::Edge | Layer::Tenant | Layer::User => AskedDigest::read(layer, key.trim(), &policy),
-            Layer::Global | Layer::Endpoint => None,
+        let asked = match AskedKey::read(layer, key, &policy) {
+            AskedKey::Name(name) => return Ok(name),
+            digest => digest,
         };
-        let Some(asked) = asked else { return Ok(key.into()) };
         let all = self.names.of(layer, &policy, self.now());
         let found: Vec<&Known> = all.iter().filter(|known| asked.is_of(known, &policy)).collect();
         match found.as_slice() {
-            [] if all.iter().any(|known| known.name == key.trim()) => Ok(key.trim().into()),
             [] => Err(OperationError::UnknownDigest),
             [one] => Ok(one.name.clone().into()),
             several => {
+                let digest = match &asked {
+                    AskedKey::Digest(digest) | AskedKey::Scoped { user: Part::Digest(digest), .. } => digest,
+                    AskedKey::Name(_) | AskedKey::Scoped { .. } => key,
+                };
                 let shown = several.iter().take(MAX_AMBIGUOUS).map(|known| {
                     let tenant = known.tenant.as_deref().map(|tenant| shown_tenant(tenant, &policy));
-                    policy.identity().user_scope.write(tenant.as_deref(), asked.digest).into_owned()
+                    policy.identity().user_scope.write(tenant.as_deref(), digest).into_owned()
                 });
                 Err(OperationError::AmbiguousDigest(shown.collect()))
             }
@@ -253,8 +299,9 @@ impl Desk {
     /// in `tenant` if that is given.
     pub(crate) fn forget_names(&self, layer: Layer, values: &[String], tenant: Option<&[String]>) {
         let policy = self.policy();
-        let is_in =
-            |text: &String, values: &[String]| values.contains(text) || values.contains(&policy.key().redact(text));
+        let is_in = |text: &String, values: &[String]| {
+            values.iter().any(|value| *value == write_name(text) || *value == policy.key().redact(text))
+        };
         self.names.forget(layer, &policy, |known| {
             let is_tenants = match (tenant, &known.tenant) {
                 (Some(values), Some(own)) => is_in(own, values),
@@ -295,5 +342,5 @@ impl Observer for StopObserver {
 }
 
 fn shown_tenant(tenant: &str, policy: &Policy) -> String {
-    if policy.identity().secret_tenant { policy.key().redact(tenant) } else { tenant.to_owned() }
+    if policy.identity().secret_tenant { policy.key().redact(tenant) } else { write_name(tenant).into_owned() }
 }

@@ -14,6 +14,7 @@ use threshold_limiter::store::{AccountChange, Command, StoreError};
 
 use super::Desk;
 use super::audit::{Entry, moment};
+use super::names::written_name;
 use super::settings::{NewSetting, describe};
 use super::subjects::Target;
 
@@ -101,8 +102,8 @@ impl Desk {
                 return Err(OperationError::invalid("durationSec", message));
             }
         };
-        let (bans, id, layer, key) =
-            (self.limiter.bans(), whom.ban_id(self.limiter.key()), whom.layer().name(), whom.key());
+        let (bans, id) = (self.limiter.bans(), whom.ban_id(self.limiter.key()));
+        let (layer, key) = (whom.layer().name(), self.audited_key(whom.layer(), &whom.key()));
         // The audit has the old state too, so that a ban that replaces another one can be undone by hand.
         let before = bans.one(id, now).map(|before| format!("{} -> ", length(before.until)));
         let action = format!("ban: {}{}", before.unwrap_or_default(), length(until));
@@ -135,7 +136,16 @@ impl Desk {
         let named = by_operator.or_else(|| bans.named(id));
         let (by, because) = named.as_ref().map_or(("ladder", ""), |ban| (&*ban.by, &*ban.reason));
         let action = format!("lift: {}, by {by}: {because}", length(until));
-        let whom = named.as_ref().map(|ban| (ban.whom.layer().name(), ban.whom.key()));
+        let whom = named.as_ref().map(|ban| {
+            let layer = ban.whom.layer();
+            // A ladder's ban has the digest of a secret name already.
+            let key = if is_by_operator {
+                self.audited_key(layer, &ban.whom.key())
+            } else {
+                self.policy().shown_key(&ban.whom)
+            };
+            (layer.name(), key)
+        });
         // A ladder's ban is stored by digest. If the list of names was full when it was set, only its id can be
         // recorded.
         let (layer, key) = whom.unwrap_or_else(|| ("ban", format!("{:032x}", id.to_u128())));
@@ -169,12 +179,21 @@ impl Desk {
         let whom = whom.with_key(&key);
         let turn = self.operations.lock().await;
         // Read inside the turn: after the change nobody can tell what was forgiven.
-        let action = format!("forgive: {}", self.subject(whom).await?.describe());
+        let mut before = self.subject(whom).await?;
+        if matches!(whom, Target::Subject(..)) {
+            // The lock of a user's account is lifted by forgiving the account.
+            before.account = None;
+        }
+        let action = format!("forgive: {}", before.describe());
         let by_digest = match whom {
             Target::Account(name) => self.account_with_digest(name).await?,
             Target::Subject(..) => None,
         };
-        let change = self.begin(Entry { who, action, layer: whom.layer_name(), key: whom.key(), why: reason })?;
+        let audited = match whom {
+            Target::Subject(layer, key) => self.audited_key(layer, key),
+            Target::Account(name) => name.to_owned(),
+        };
+        let change = self.begin(Entry { who, action, layer: whom.layer_name(), key: &audited, why: reason })?;
         let forgiven = match whom {
             Target::Subject(layer, key) => self.limiter.forgive_async(layer, key).await.map_err(LoginError::Store),
             Target::Account(name) => match by_digest {
@@ -182,7 +201,10 @@ impl Desk {
                     let lift = Command::ChangeAccount { account, change: AccountChange::Lift };
                     self.limiter.execute(lift).await.map(drop).map_err(LoginError::Store)
                 }
-                None => self.limiter.pardon_account_async(name).await,
+                None => {
+                    let name = written_name(Layer::User, name, &self.policy()).unwrap_or_default();
+                    self.limiter.pardon_account_async(&name).await
+                }
             },
         };
         match forgiven {
@@ -220,8 +242,9 @@ impl Desk {
         let word = if setting.is_empty() { "take-back" } else { "give" };
         let before = describe(self.setting(owner, name).as_ref());
         let action = format!("{word}: {before} -> {}", describe(Some(&setting)));
-        let layer = if owner == Owner::User { "user" } else { "tenant" };
-        let change = self.begin(Entry { who, action, layer, key: name, why: &setting.reason })?;
+        let layer = if owner == Owner::User { Layer::User } else { Layer::Tenant };
+        let key = &self.audited_key(layer, name);
+        let change = self.begin(Entry { who, action, layer: layer.name(), key, why: &setting.reason })?;
         if let Err(error) = self.store_setting(owner, name, &setting).await {
             return Err(change.fail_control(error, OperationError::TooManySettings));
         }
@@ -249,7 +272,7 @@ impl Desk {
         if known && let Some(left_out) = self.pauses.sample(now) {
             let left_out = if left_out > 0 { format!(", {left_out} before it are left out") } else { String::new() };
             let action = format!("pause: {seconds} s, until {}{left_out}", moment(now.plus(length)));
-            match self.begin(Entry { who, action, layer: layer.name(), key, why: "" }) {
+            match self.begin(Entry { who, action, layer: layer.name(), key: &self.audited_key(layer, key), why: "" }) {
                 Ok(change) => change.confirm(),
                 Err(_) => tracing::warn!("pause not recorded: the audit is full"),
             }

@@ -128,7 +128,7 @@ fn unfit(error: &SettingError) -> OperationError {
 }
 
 fn check_name(name: &str) -> Result<(), OperationError> {
-    if name.trim().is_empty() || name.len() > MAX_NAME {
+    if name.is_empty() || name.len() > MAX_NAME {
         return Err(OperationError::invalid("id", format!("a name has from 1 to {MAX_NAME} bytes")));
     }
     Ok(())

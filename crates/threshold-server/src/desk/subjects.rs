@@ -4,16 +4,21 @@ use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use threshold_core::address::AddressGroup;
 use threshold_core::explain::{SubjectBudget, SubjectLadder};
-use threshold_core::key::is_redacted;
 use threshold_core::ladder::Penalty;
+use threshold_core::limit::{Limit, Unit};
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry, Listed, Policy};
 use threshold_core::{Digest, Standing, Timestamp, TraceId};
 use threshold_limiter::store::{Answer, Command, Kind, Listed as Record, StoreError};
 
 use super::audit::moment;
+use super::names::written_name;
 use super::{Desk, OperationError};
+
+/// What the budget of an address for logins is named by, where others have a rule: where the policy writes its limit.
+const LOGIN_BUDGET: &str = "[login] ip";
 
 /// The target of a lookup: a subject in a layer of the policy, or the account of a login.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +51,7 @@ pub(crate) struct Subject {
     pub(crate) ladders: Vec<LadderState>,
     /// Its use of each budget that is its alone.
     pub(crate) budgets: Vec<BudgetState>,
+    /// Of an account, and of a user whose account of this name has failed.
     pub(crate) account: Option<AccountState>,
 }
 
@@ -69,6 +75,7 @@ pub(crate) struct LadderState {
 /// The use of one budget of a subject.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BudgetState {
+    /// The rule, or [`LOGIN_BUDGET`].
     pub(crate) rule: String,
     /// The category of requests that it is for, where the rule has a budget for each.
     pub(crate) category: Option<String>,
@@ -126,7 +133,7 @@ impl<'a> Target<'a> {
     /// Normalises the key, or returns why it is invalid.
     pub(super) fn spelled(self, policy: &Policy) -> Result<Cow<'a, str>, OperationError> {
         let key = self.key();
-        if key.trim().is_empty() {
+        if key.is_empty() {
             return Err(OperationError::invalid("key", "the key is empty"));
         }
         match self {
@@ -138,7 +145,7 @@ impl<'a> Target<'a> {
                 policy.subject_key(layer, key).map_err(|error| OperationError::invalid("key", error.to_string()))
             }
             // A digest is the account's, whosever it is.
-            Self::Account(_) if is_redacted(key) => Ok(key.into()),
+            Self::Account(_) if written_name(Layer::User, key, policy).is_none() => Ok(key.into()),
             Self::Account(_) => {
                 policy.subject_key(Layer::User, key).map_err(|error| OperationError::invalid("key", error.to_string()))
             }
@@ -174,8 +181,9 @@ impl Desk {
         let key = whom.spelled(&self.policy())?;
         Ok(match whom.with_key(&key) {
             Target::Subject(layer, key) => self.layer_subject(layer, key).await?,
-            Target::Account(name) => {
-                let found = self.account_with_digest(name).await?;
+            Target::Account(written) => {
+                let found = self.account_with_digest(written).await?;
+                let name = &*written_name(Layer::User, written, &self.policy()).unwrap_or_default();
                 let digest = found.or_else(|| self.policy().account_digest(name).ok().flatten()).map(shown_digest);
                 let known = match found {
                     Some(key) => self.limiter.account(key).await?,
@@ -222,16 +230,13 @@ impl Desk {
             standings.push(standing);
         }
         let blocked_until = self.limiter.blocked_until(policy.keys_of(layer, key)).await?;
-        let mut budgets = Vec::new();
-        for budget in policy.budgets_of(layer, key) {
-            budgets.push(self.budget_state(&budget).await?);
-        }
         // As a request of this subject would be matched, so that the lookup and the decision cannot differ.
         let own = policy.with_subject(layer, key, |facts, who| {
-            // A name that was redacted before stays as it is.
-            let hidden = |name: &str| if name.starts_with('#') { name.to_owned() } else { policy.key().redact(name) };
+            let hidden = |name: &str| policy.key().redact(name);
             let digest = match layer {
-                Layer::Edge => facts.ip.map(|ip| hidden(&ip.to_canonical().to_string())),
+                Layer::Edge => {
+                    facts.ip.map(|ip| hidden(&AddressGroup::of(ip, policy.identity().ipv6_prefix).to_string()))
+                }
                 Layer::Tenant => facts.tenant.map(hidden),
                 Layer::User => facts.user.map(hidden),
                 Layer::Global | Layer::Endpoint => None,
@@ -239,6 +244,20 @@ impl Desk {
             (digest, self.limiter.bans().covering(who, now), policy.lists().find_entry(who))
         });
         let (digest, bans, listed) = own.unwrap_or_default();
+        let mut budgets = Vec::new();
+        for SubjectBudget { rule, key, limit, unit, category, .. } in policy.budgets_of(layer, key) {
+            budgets.push(self.budget_state((rule.name.to_string(), category), (key, limit, unit)).await?);
+        }
+        // An allow-listed address has none.
+        let exempt = matches!(listed, Some((ListEntry::Address(_), Listed::Allow)));
+        if let Some((key, limit)) = policy.login_budget_of(layer, key).filter(|_| !exempt) {
+            budgets.push(self.budget_state((LOGIN_BUDGET.to_owned(), None), (key, limit, Unit::Count)).await?);
+        }
+        // A ban on the user applies to the login of this name too, so that its locks concern the same person.
+        let account = match layer {
+            Layer::User if policy.login().is_some() => self.limiter.account_named(key).await?,
+            _ => None,
+        };
         let later = |until: Option<Timestamp>| until.filter(|until| *until > now);
         // An IPv6 address stands for its prefix, and may be banned as a single address too.
         let named = [policy.ban_target(layer, key), ListEntry::named(layer, key)];
@@ -258,7 +277,7 @@ impl Desk {
             listed,
             ladders,
             budgets,
-            account: None,
+            account: account.map(|account| self.account_state(Some(account))),
         })
     }
 
@@ -277,19 +296,23 @@ impl Desk {
         }
     }
 
-    async fn budget_state(&self, budget: &SubjectBudget<'_>) -> Result<BudgetState, StoreError> {
+    async fn budget_state(
+        &self,
+        (rule, category): (String, Option<String>),
+        (key, limit, unit): (Digest, Limit, Unit),
+    ) -> Result<BudgetState, StoreError> {
         // A cost of 0 charges nothing, and shows how much is left.
-        let command = Command::Limit { key: budget.key, limit: budget.limit, cost: 0, id: TraceId::default() };
+        let command = Command::Limit { key, limit, cost: 0, id: TraceId::default() };
         let Answer::Limited { checked, at: now } = self.limiter.execute(command).await? else {
             return Err(StoreError::Unavailable);
         };
-        let limit = budget.limit.capacity();
+        let (notation, free_at) = (limit.notation(unit), limit.reset_at(&checked.look, false, now));
+        let limit = limit.capacity();
         let used = limit.saturating_sub(checked.look.available);
-        let free_at = budget.limit.reset_at(&checked.look, false, now);
         Ok(BudgetState {
-            rule: budget.rule.name.to_string(),
-            category: budget.category.clone(),
-            notation: budget.limit.notation(budget.unit),
+            rule,
+            category,
+            notation,
             used,
             limit,
             // An unused window has a reset time too, which says nothing about the subject.

@@ -87,7 +87,8 @@ impl From<OperationError> for ApiError {
             }
             OperationError::UnknownDigest => {
                 let message = "nobody with this digest is known: the names of callers are kept on the node that denied, warned or \
-                               struck them, for an hour after the last time; give the name, or a digest of a newer event";
+                               struck them, for an hour after the last time; give the name, or a digest of a newer event; \
+                               a name that looks like a digest is written with one more #";
                 Self::new(StatusCode::NOT_FOUND, "unknown_digest", message).about(Some("key".to_owned()))
             }
             OperationError::AmbiguousDigest(callers) => {

@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Timestamp;
 use threshold_core::decision::Cause;
-use threshold_core::key::is_redacted;
+use threshold_core::key::{is_redacted, read_name, write_name};
 use threshold_core::lockout::canonical_account;
 use threshold_core::policy::{Layer, Policy};
 use threshold_limiter::api::{layer_named, unknown_layer};
@@ -270,12 +270,15 @@ fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Resu
             let whom = policy.ban_target(layer, value);
             whom.map_err(|_| ApiError::bad(name, "ip must be an address, or a block as events show it"))?.key()
         }
-        _ => value.to_owned(),
+        _ => read_name(value).to_owned(),
     };
     // Refused logins name an account by its normal form.
     let account = (field == Field::UserId).then(|| canonical_account(&shown)).filter(|account| *account != shown);
     let names = std::iter::once(shown).chain(account);
-    Ok(Filter { field, values: names.flat_map(|name| [policy.key().redact(&name), name]).collect() })
+    Ok(Filter {
+        field,
+        values: names.flat_map(|name| [policy.key().redact(&name), write_name(&name).into_owned()]).collect(),
+    })
 }
 
 fn empty(name: &'static str) -> ApiError {

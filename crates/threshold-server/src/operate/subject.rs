@@ -88,17 +88,27 @@ fn reasons(subject: &Value) -> Vec<(String, String)> {
     }
     for budget in items(field("budgets")).filter(|budget| is_full(budget)) {
         let (rule, figures) = (budget_name(budget), figures(budget));
-        reasons.push((format!("the budget of the rule {rule}: {figures}"), forgive.clone()));
+        // That of an address for logins is in no rule.
+        let place = if rule.starts_with("[login]") { "" } else { "the rule " };
+        reasons.push((format!("the budget of {place}{rule}: {figures}"), forgive.clone()));
     }
-    reasons.extend(account_reason(subject).map(|reason| (reason, forgive)));
+    reasons.extend(account_reason(subject).map(|reason| (reason, forgive_as("account", subject))));
     reasons
 }
 
 /// Returns the command that forgives a subject.
 fn forgive(subject: &Value) -> String {
-    let field = |name: &str| subject.get(name).unwrap_or(&Value::Null);
+    forgive_as(&shell_word(subject.get("layer").unwrap_or(&Value::Null)), subject)
+}
+
+fn forgive_as(layer: &str, subject: &Value) -> String {
     // Quoted for a shell, because an operator copies it: a client may have chosen the name so that it runs a command.
-    format!("threshold subject {} {} --forgive", shell_word(field("layer")), shell_word(field("key")))
+    let key = shell_word(subject.get("key").unwrap_or(&Value::Null));
+    // After `--`, or a name that begins with a dash would be an option.
+    if key.trim_start_matches('\'').starts_with('-') {
+        return format!("threshold subject {layer} --forgive -- {key}");
+    }
+    format!("threshold subject {layer} {key} --forgive")
 }
 
 fn account_reason(subject: &Value) -> Option<String> {

@@ -15,7 +15,7 @@ use threshold_limiter::api::{layer_named, unknown_layer};
 
 use super::operator::{Operator, Reader};
 use super::{BanBody, ChangedBody, ReasonQuery, hexadecimal};
-use crate::desk::{BudgetState, LadderState, Subject, Target};
+use crate::desk::{BudgetState, LadderState, OperationError, Subject, Target};
 use crate::door::query::Query;
 use crate::door::{ApiError, App, json};
 
@@ -47,7 +47,7 @@ pub(super) struct SubjectBody {
     ladders: Vec<LadderBody>,
     /// Its use of each budget that is its alone.
     budgets: Vec<BudgetBody>,
-    /// For an account: consecutive failures from unknown devices.
+    /// For an account, and for a user whose account of this name has failed: consecutive failures from unknown devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     failures: Option<u32>,
     /// For an account: until when it is locked for unknown devices, in Unix seconds; null if it is not locked, or is locked
@@ -96,6 +96,7 @@ struct LadderBody {
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "BudgetState")]
 struct BudgetBody {
+    /// The rule, or `[login] ip` for the login attempts of an address.
     rule: String,
     /// The category of requests that it is for, where the rule has a budget for each.
     category: Option<String>,
@@ -176,7 +177,15 @@ pub(super) async fn show(
         Target::Subject(layer, _) if *name != key => app.desk.shown_name(layer, &name),
         _ => key.clone(),
     };
-    let subject = app.desk.subject(target.with_key(&name)).await?;
+    let subject = app.desk.subject(target.with_key(&name)).await.map_err(|error| match error {
+        // The name behind a digest is known without the store.
+        OperationError::Store(error) if *name != key => {
+            let error = ApiError::from(error);
+            let message = format!("{}; {key} is {layer} {shown}", error.body.message());
+            ApiError { body: ApiError::new(error.status, "unavailable", message).body, ..error }
+        }
+        other => other.into(),
+    })?;
     Ok(json(StatusCode::OK, &SubjectBody::new(subject, layer, shown, &app.desk.policy())))
 }
 

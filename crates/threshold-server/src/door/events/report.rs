@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 use threshold_core::event::{Event, EventId, MAX_BATCH};
-use threshold_core::key::is_redacted;
+use threshold_core::key::{is_redacted, read_name};
 use threshold_core::path::normalize_method;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Facts, Timestamp};
@@ -297,7 +297,7 @@ fn hide_names(event: &mut Event, policy: &Policy) {
     if let Some(strike) = event.strike.as_mut().filter(|_| hides || identity.hides_users()) {
         let parts = strike.subject.split(',').map(|part| match part.split_once('=') {
             Some((per, value)) if !is_redacted(value) && (per != "tenant" || identity.secret_tenant) => {
-                format!("{per}={}", policy.key().redact(value))
+                format!("{per}={}", policy.key().redact(read_name(value)))
             }
             _ => part.to_owned(),
         });
@@ -307,7 +307,7 @@ fn hide_names(event: &mut Event, policy: &Policy) {
 
 fn hide(name: &mut Option<Box<str>>, hides: bool, policy: &Policy) {
     if let Some(shown) = name.as_deref().filter(|name| hides && !is_redacted(name)) {
-        *name = Some(policy.key().redact(shown).into());
+        *name = Some(policy.key().redact(read_name(shown)).into());
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) fn has_header(text: &str) -> bool {
 
 pub(super) fn read(text: &str, file: &mut BanFile) {
     // Flexible, because exported tables often lack trailing fields that are empty.
-    let mut reader = csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::All).from_reader(text.as_bytes());
+    let mut reader = csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::Headers).from_reader(text.as_bytes());
     let names: Vec<String> = match reader.headers() {
         Ok(names) => names.iter().map(str::to_ascii_lowercase).collect(),
         Err(error) => return file.faults.push((1, error.to_string())),
@@ -55,7 +55,8 @@ pub(super) fn read(text: &str, file: &mut BanFile) {
             file.faults.push((usize::try_from(line).unwrap_or(usize::MAX), "a quote is not closed".to_owned()));
             continue;
         }
-        let field = |at: Option<usize>| at.and_then(|at| record.get(at)).filter(|text| !text.is_empty());
+        let raw = |at: Option<usize>| at.and_then(|at| record.get(at)).filter(|text| !text.trim().is_empty());
+        let field = |at: Option<usize>| raw(at).map(str::trim);
         let ban = ListedBan {
             line: usize::try_from(line).unwrap_or(usize::MAX),
             layer: field(layer).map(str::to_owned),
@@ -63,7 +64,7 @@ pub(super) fn read(text: &str, file: &mut BanFile) {
             ..ListedBan::default()
         };
         let decision = Decision {
-            value: field(value),
+            value: raw(value),
             scope: field(scope),
             action: field(action),
             simulated: field(simulated),
@@ -80,7 +81,7 @@ impl BanFile {
             return self.faults.push((ban.line, "there is no \"value\"".to_owned()));
         };
         // `cscli decisions list -o raw` has the scope in the same column: `Ip:203.0.113.7`.
-        let (scope, value) = match value.split_once(':') {
+        let (scope, value) = match value.split_once(':').filter(|_| ban.layer.is_none()) {
             Some((scope, value)) if scope.chars().all(char::is_alphabetic) && is_scope(scope) => (Some(scope), value),
             _ => (decision.scope, value),
         };
@@ -99,6 +100,12 @@ impl BanFile {
         match decision.end.map(read_end).transpose() {
             Ok(end) => ban.end = end,
             Err(wrong) => return self.faults.push((ban.line, wrong)),
+        }
+        let is_name = ban.layer.as_deref().is_some_and(|layer| !matches!(layer, "edge" | "ip"));
+        // Exactly this name is banned, and a table seldom means the blank after its comma.
+        if is_name && value.trim() != value {
+            let fault = format!("\"{}\" begins or ends with a blank: ban such a name by `bans add`", printable(value));
+            return self.faults.push((ban.line, fault));
         }
         ban.key = value.trim().to_owned();
         self.bans.push(ban);
