@@ -86,7 +86,7 @@ fn reasons(subject: &Value) -> Vec<(String, String)> {
         let until = end(field("pausedUntil"));
         reasons.push((format!("a pause, or a rule's block_for ({until})"), forgive.clone()));
     }
-    for budget in items(field("budgets")).filter(|budget| is_full(budget)) {
+    for budget in items(field("budgets")).filter(|budget| is_full(budget) && !observes(budget)) {
         let (rule, figures) = (budget_name(budget), figures(budget));
         // That of an address for logins is in no rule.
         let place = if rule.starts_with("[login]") { "" } else { "the rule " };
@@ -155,7 +155,12 @@ fn figures(budget: &Value) -> String {
     let own = |name: &str| budget.get(name).unwrap_or(&Value::Null);
     let free = own("freeAt");
     let free = if free.is_null() { String::new() } else { format!(", frees at {}", moment(free)) };
-    format!("{} / {} ({}){free}", shown(own("used")), shown(own("limit")), shown(own("notation")))
+    let observes = if observes(budget) { "; observes, and stops nobody" } else { "" };
+    format!("{} / {} ({}){free}{observes}", shown(own("used")), shown(own("limit")), shown(own("notation")))
+}
+
+fn observes(budget: &Value) -> bool {
+    budget.get("mode").and_then(Value::as_str) == Some("observe")
 }
 
 fn is_full(budget: &Value) -> bool {

@@ -76,7 +76,7 @@ fn a_subject_is_shown_with_the_bans_that_cover_it_and_what_lifts_them() {
     lift(&server, &said);
     assert_eq!(check(&server, &facts)["allowed"], true);
     let said = run(&["subject", "ip", "203.0.113.7"]);
-    assert!(said.contains("Nothing stops it now.") && said.contains("address  1 / 3 (3/h), frees at 20"), "{said}");
+    assert!(said.contains("Nothing stops it now.") && said.contains(" 1 / 3 (3/h), frees at 20"), "{said}");
     check(&server, &facts);
     check(&server, &facts);
     let said = run(&["subject", "edge", "203.0.113.7"]);
@@ -85,6 +85,19 @@ fn a_subject_is_shown_with_the_bans_that_cover_it_and_what_lifts_them() {
     assert_eq!(check(&server, &facts)["remaining"], 2);
     let said = run(&["subject", "edge", "233.252.0.9"]);
     assert!(said.contains("the policy's deny list: 233.252.0.0/24"), "{said}");
+}
+
+/// An operator who looks for what stops a customer must not be sent to a rule that only observes.
+///
+/// Woken by leaving `mode` out of the budgets, and by ignoring it.
+#[test]
+fn a_rule_that_observes_stops_nobody() {
+    let (server, _file) = Server::with("[[rule]]\nname = 'tried'\nper = ['user']\nlimit = '1/h'\nmode = 'observe'");
+    for _ in 0..2 {
+        assert_eq!(check(&server, &json!({"user": "eve"}))["allowed"], true);
+    }
+    let said = threshold(&server, &["subject", "user", "eve"]).unwrap();
+    assert!(said.contains("Nothing stops it now.") && said.contains("; observes, and stops nobody\n"), "{said}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::Timestamp;
 use threshold_core::ladder::Penalty;
-use threshold_core::policy::{Listed, Policy};
+use threshold_core::policy::{Listed, Mode, Policy};
 use threshold_limiter::api::{layer_named, unknown_layer};
 
 use super::operator::{Operator, Reader};
@@ -100,6 +100,9 @@ struct BudgetBody {
     rule: String,
     /// The category of requests that it is for, where the rule has a budget for each.
     category: Option<String>,
+    /// Whether the rule denies: one that observes stops nobody, also if the budget is used up.
+    #[schemars(extend("enum" = ["enforce", "observe"]))]
+    mode: &'static str,
     /// The limit as the policy writes it.
     notation: String,
     used: u64,
@@ -130,9 +133,12 @@ impl From<LadderState> for LadderBody {
     }
 }
 
-impl From<BudgetState> for BudgetBody {
-    fn from(BudgetState { rule, category, notation, used, limit, free_at }: BudgetState) -> Self {
-        Self { rule, category, notation, used, limit, free_at: free_at.map(Timestamp::secs_ceil) }
+impl BudgetBody {
+    fn new(state: BudgetState, policy: &Policy) -> Self {
+        let BudgetState { rule, category, notation, used, limit, free_at } = state;
+        let observes = policy.rules().iter().any(|own| *own.name == rule && own.mode == Mode::Observe);
+        let mode = if observes { "observe" } else { "enforce" };
+        Self { rule, category, mode, notation, used, limit, free_at: free_at.map(Timestamp::secs_ceil) }
     }
 }
 
@@ -157,7 +163,7 @@ impl SubjectBody {
                 key: policy.shown_key(&entry),
             }),
             ladders: subject.ladders.into_iter().map(LadderBody::from).collect(),
-            budgets: subject.budgets.into_iter().map(BudgetBody::from).collect(),
+            budgets: subject.budgets.into_iter().map(|state| BudgetBody::new(state, policy)).collect(),
             failures: account.map(|account| account.failures),
             locked_until: seconds(locked.and_then(Timestamp::unless_never)),
             // `locked_until` is null both without a lock and at the ceiling, so this field distinguishes them.
