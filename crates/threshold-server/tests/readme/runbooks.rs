@@ -32,12 +32,16 @@ impl Runbook {
     }
 }
 
-/// Functions for the scripts: `check N REQUEST` asks N times, `until_ready STATUS` waits for what `/readyz` says.
+/// Functions for the scripts: `check N REQUEST` asks N times, where `@` is the number of the request; `until_ready STATUS` waits for what
+/// `/readyz` says.
 const FUNCTIONS: &str = r#"
 check() {
-  list=$2; i=1
-  while [ $i -lt $1 ]; do list="$list,$2"; i=$((i + 1)); done
-  curl -sS --fail -o answers.json -d "[$list]" "http://127.0.0.1:8080/v1/check"
+  list=; i=1
+  while [ $i -le $1 ]; do
+    case $2 in *@*) one="${2%%@*}$i${2#*@}" ;; *) one=$2 ;; esac
+    list="$list$one,"; i=$((i + 1))
+  done
+  curl -sS --fail -o answers.json -d "[${list%,}]" "http://127.0.0.1:8080/v1/check"
 }
 until_ready() { until curl -s http://127.0.0.1:8080/readyz | grep -q "\"$1\""; do sleep 0.1; done; }
 "#;
@@ -48,17 +52,22 @@ const RUNBOOKS: &[Runbook] = &[
         r#"for host in 7 8 9; do check 160 "{\"ip\":\"203.0.113.$host\",\"method\":\"GET\",\"path\":\"/\"}"; done"#,
     ),
     Runbook::new("ip-blocks", r#"check 130 '{"ip":"203.0.113.7","method":"GET","path":"/"}'"#),
-    Runbook::new("tenant-blocks", r#"check 260 '{"tenant":"acme","method":"GET","path":"/"}'"#),
+    Runbook::new("tenant-blocks", r#"check 260 '{"tenant":"acme","ip":"2001:db8:@::7","method":"GET","path":"/"}'"#),
     Runbook::new(
         "user-bans",
-        r#"for user in mallory trudy u01 u02 u03 u04 u05 u06 u07 u08 u09 u10; do check 8 "{\"user\":\"$user\",\"method\":\"POST\",\"path\":\"/api/posts\"}"; done"#,
+        r#"for user in mallory trudy u01 u02 u03 u04 u05 u06 u07 u08 u09 u10; do check 8 "{\"user\":\"$user\",\"ip\":\"2001:db8:@::7\",\"method\":\"POST\",\"path\":\"/api/posts\"}"; done"#,
     ),
-    Runbook::new("shadow-banned-by-mistake", r#"check 7 '{"user":"ada","method":"POST","path":"/api/posts"}'"#),
     Runbook::new(
-        "wrong-limit",
-        r#"check 230 '{"tenant":"acme","method":"GET","path":"/"}'; cp policy.toml policy.before.toml
-           curl -sS -o denial.json -d '{"tenant":"acme","method":"GET","path":"/"}' http://127.0.0.1:8080/v1/check"#,
+        "shadow-banned-by-mistake",
+        r#"check 7 '{"user":"ada","ip":"192.0.2.1","method":"POST","path":"/api/posts"}'"#,
     ),
+    Runbook {
+        before: r#"sed -i 's|"200/h"|"2000/h"|' policy.toml; cp policy.toml policy.before.toml"#,
+        prepare: r#"sed -i 's|"2000/h"|"200/h"|' policy.toml; until grep -q 'policy reloaded' threshold.log; do sleep 0.1; done
+           check 230 '{"tenant":"acme","ip":"2001:db8:@::7","method":"GET","path":"/"}'
+           curl -sS -o denial.json -d '{"tenant":"acme","ip":"192.0.2.1","method":"GET","path":"/"}' http://127.0.0.1:8080/v1/check"#,
+        ..Runbook::new("wrong-limit", "")
+    },
     Runbook::new(
         "login-attack",
         r#"for try in 1 2 3; do
@@ -94,7 +103,9 @@ const RUNBOOKS: &[Runbook] = &[
     Runbook {
         has_redis: true,
         serve: "env THRESHOLD_SECRET=a-secret-for-this-test threshold serve policy.toml --no-db --store redis://127.0.0.1:6379",
-        prepare: "kill $(cat redis.pid); until_ready degraded; check 3 '{\"tenant\":\"acme\",\"method\":\"GET\",\"path\":\"/\"}'",
+        prepare: r#"threshold bans add tenant closed --reason 'they left us' >ban.out
+           check 8 '{"user":"mallory","ip":"192.0.2.1","method":"POST","path":"/api/posts"}'
+           kill $(cat redis.pid); until_ready degraded; check 3 '{"tenant":"acme","ip":"192.0.2.1","method":"GET","path":"/"}'"#,
         repair: "redis-server --port 6379 --save '' --bind 127.0.0.1 >redis.log 2>&1 & echo $! >redis.pid; until redis-cli -p 6379 ping >ping.out 2>&1; do sleep 0.1; done",
         ..Runbook::new("store-down", "")
     },
@@ -102,7 +113,7 @@ const RUNBOOKS: &[Runbook] = &[
         has_redis: true,
         serve: "env THRESHOLD_SECRET=a-secret-for-this-test threshold serve policy.toml --no-db --store redis://127.0.0.1:6379",
         prepare: "redis-cli -p 6379 client pause 600000 write >redis.out
-                  check 1 '{\"tenant\":\"acme\",\"method\":\"GET\",\"path\":\"/\"}'",
+                  check 1 '{\"tenant\":\"acme\",\"ip\":\"192.0.2.1\",\"method\":\"GET\",\"path\":\"/\"}'",
         ..Runbook::new("store-slow", "")
     },
     Runbook::new("degraded", ""),
@@ -204,6 +215,16 @@ fn the_runbooks_do_what_they_say() {
             .extend(runbook.differences().into_iter().map(|text| format!("docs/runbooks/{}.md\n{text}", runbook.name)));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A pager shows the name of an alert. The index leads from it to a page.
+#[test]
+fn the_index_names_every_alert() {
+    let (index, alerts) = (read("docs/runbooks/README.md"), read("deploy/prometheus/alerts.yml"));
+    let own = threshold_core::policy::AlertOn::ALL.map(|alert| alert.name().to_owned());
+    let names = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).chain(own);
+    let missing: BTreeSet<String> = names.filter(|name| !index.contains(&format!("`{name}`"))).collect();
+    assert!(missing.is_empty(), "docs/runbooks/README.md does not name {missing:?}");
 }
 
 /// Every page has the four parts, in this order, and the index names it.
