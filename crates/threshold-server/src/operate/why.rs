@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 use threshold_core::Span;
+use threshold_core::key::is_redacted;
 
 use super::subject::shell_word;
 use super::{columns, millis, moment, shown};
@@ -148,18 +149,15 @@ fn remedy(event: &Value, now: jiff::Timestamp) -> String {
     if field("blocked") != &Value::Bool(true) {
         return "Nothing has to be done.".to_owned();
     }
-    let (layer, name) = match field("layer").as_str() {
-        Some("user") => ("user", field("userId")),
-        Some("tenant") => ("tenant", field("tenant")),
-        _ => ("edge", field("ip")),
-    };
-    let look = format!("threshold subject {layer} {}", named(name));
+    let layer = field("layer").as_str();
+    let look = lookups(event, layer);
     match field("cause").as_str() {
-        Some("ban") => return format!("{look}\n    shows the ban's id and reason, and how to lift it."),
-        Some("list") => return list_remedy(event),
+        Some("ban") => return format!("{look}    shows the ban's id and reason, and how to lift it."),
+        // The event does not say whether the entry names its user, its tenant or its address.
+        Some("list") => return format!("{}    shows the entry.", lookups(event, None)),
         Some("outage") => return "threshold health --ready\n    shows whether the store answers now.".to_owned(),
-        Some("login") if layer == "user" => {
-            let look = format!("threshold subject account {}", named(name));
+        Some("login") if layer == Some("user") => {
+            let look = format!("threshold subject account {}", named(field("userId")));
             return format!("{look}\n    shows its failures and its lock; --forgive unlocks it.");
         }
         Some("login") => return "Other addresses can log in to the same account.".to_owned(),
@@ -167,7 +165,7 @@ fn remedy(event: &Value, now: jiff::Timestamp) -> String {
     }
     let is_penalty = matches!(field("cause").as_str(), Some("ladder" | "pause"));
     if is_penalty || !field("bannedUntil").is_null() || field("rule").is_null() {
-        return format!("{look}\n    shows its bans and penalties, and how to lift them.");
+        return format!("{look}    shows its bans and penalties, and how to lift them.");
     }
     let own = items(field("limits")).iter().find(|limit| limit.get("rule") == Some(field("rule")));
     let figure = |name: &str| own.and_then(|limit| limit.get(name)).filter(|value| !value.is_null());
@@ -185,29 +183,44 @@ fn remedy(event: &Value, now: jiff::Timestamp) -> String {
         _ if own.is_some() => "The same request never fits: its cost is more than the limit.".to_owned(),
         _ => "Its event has no figures.".to_owned(),
     };
-    format!("{wait}\n{look}\n    shows its state now; --forgive gives back what it has used.")
+    if layer == Some("global") {
+        return format!("{wait}\nAll callers share the budget of this rule.");
+    }
+    format!("{wait}\n{look}    shows its state now; --forgive gives back what it has used.")
 }
 
-/// Returns how to end a shadow ban. An event without a strike does not say whose it is: mostly the user's.
+/// Returns how to end a shadow ban. An event without a strike does not say whose it is.
 fn shadow_remedy(event: &Value) -> String {
-    let names = [("user", "userId"), ("tenant", "tenant"), ("edge", "ip")];
-    let known = names.iter().find_map(|(layer, field)| {
-        let name = event.get(*field).filter(|name| !name.is_null())?;
-        Some(format!("threshold subject {layer} {}", named(name)))
-    });
-    let look = known.unwrap_or_else(|| "threshold subject user NAME".to_owned());
-    format!("{look}\n    shows whether it is shadow banned now, and its strikes; --forgive ends that.")
+    format!("{}    shows whether it is shadow banned now, and its strikes; --forgive ends that.", lookups(event, None))
 }
 
-/// Returns the commands that show which entry of a list names the caller. The event does not say whether it is its user, its tenant or
-/// its address.
-fn list_remedy(event: &Value) -> String {
+/// Returns the commands that look up the subject of a layer, each on a line: the caller by every name that it has, where the layer does
+/// not say which one is counted.
+fn lookups(event: &Value, layer: Option<&str>) -> String {
     let names = [("user", "userId"), ("tenant", "tenant"), ("edge", "ip")];
-    let known = names.iter().filter_map(|(layer, field)| {
-        let name = event.get(*field).filter(|name| !name.is_null())?;
-        Some(format!("threshold subject {layer} {}\n", named(name)))
-    });
-    format!("{}    shows the entry.", known.collect::<String>())
+    let known: Vec<_> = names
+        .iter()
+        .filter_map(|(own, field)| Some((*own, event.get(*field).filter(|name| !name.is_null())?)))
+        .collect();
+    // A request without a user is counted by its address under the rules of users.
+    let of_layer = known.iter().filter(|(own, _)| Some(*own) == layer).collect::<Vec<_>>();
+    let all = if of_layer.is_empty() { known.iter().collect() } else { of_layer };
+    if all.is_empty() {
+        return "threshold subject LAYER NAME\n".to_owned();
+    }
+    all.into_iter().map(|(layer, name)| lookup(layer, name, event.get("tenant"))).collect()
+}
+
+fn lookup(layer: &str, name: &Value, tenant: Option<&Value>) -> String {
+    let command = format!("threshold subject {layer} {}", named(name));
+    match (name.as_str(), tenant.and_then(Value::as_str)) {
+        // An event has both names apart, and does not say whether the policy counts them together.
+        (Some(user), Some(tenant)) if layer == "user" && !is_redacted(user) => {
+            let both = shell_word(&format!("{tenant}/{user}").into());
+            format!("{command}    # {both} if the policy has user_scope = \"tenant\"\n")
+        }
+        _ => format!("{command}\n"),
+    }
 }
 
 /// Returns a name or its digest for a command, quoted for a shell, because an operator copies it.

@@ -130,7 +130,7 @@ fn why_explains_a_past_denial_by_its_trace_id() {
             &format!(
                 "Unless more was charged or a penalty began since, the same request fits after {wait} s, at {reset}.\n"
             ),
-            "threshold subject user u1\n",
+            "threshold subject user u1    # acme/u1 if the policy has user_scope = \"tenant\"\n",
         ],
     );
     let row =
@@ -168,6 +168,31 @@ fn a_delayed_request_is_told_with_the_shadow_ban_behind_it() {
         &text,
         &["It was allowed and delayed, because its caller was shadow banned.\n", "threshold subject user ada\n"],
     );
+}
+
+/// A rule of the layer `endpoint` may count users, and one of `global` counts nobody by name.
+///
+/// Woken by looking up the address of every layer but `user` and `tenant`, as it was.
+#[test]
+fn the_subject_to_look_up_is_the_one_that_may_be_counted() {
+    let (server, _file) = Server::with(
+        "[identity]\nlog_identifiers = true\n\
+         [[rule]]\nname = 'export'\nlayer = 'endpoint'\nper = ['user']\nlimit = '1/h'\nmatch = { path = '/export' }\n\
+         [[rule]]\nname = 'total'\nlayer = 'global'\nper = []\nlimit = '1/h'\nmatch = { path = '/total' }",
+    );
+    let client = &mut server.connect();
+    let mut second = |path: &str| {
+        let body = json!({"user": "ada", "ip": "203.0.113.7", "path": path});
+        check(client, &body);
+        why(&server, &denied(client, &body))
+    };
+    has(
+        &second("/export"),
+        &["threshold subject user ada\nthreshold subject edge 203.0.113.7\n    shows its state now"],
+    );
+    let told = second("/total");
+    has(&told, &["All callers share the budget of this rule.\n"]);
+    assert!(!told.contains("threshold subject"), "{told}");
 }
 
 /// What is over is told as past. The event is a report, so that it can be of last year.
