@@ -9,9 +9,11 @@ mod reported;
 pub(crate) mod sinks;
 pub(crate) mod tops;
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use threshold_core::policy::UserScope;
 use threshold_core::{Event, Policy, Timestamp};
 use threshold_limiter::events::{self, EventReceiver, EventSender};
 
@@ -48,21 +50,28 @@ pub(crate) struct Signals {
     pub(crate) database: EventDatabase,
     pub(crate) sinks: Sinks,
     reported: Mutex<ReportedIds>,
+    /// The events of this server, which may be reported back to it.
+    own: Mutex<ReportedIds>,
 }
 
 impl Signals {
     pub(crate) fn new(queue: Arc<EventQueue>, database: EventDatabase, sinks: Sinks) -> Self {
-        Self { queue, alerts: Mutex::default(), tops: Mutex::default(), database, sinks, reported: Mutex::default() }
+        let (alerts, tops) = (Mutex::default(), Mutex::default());
+        Self { queue, alerts, tops, database, sinks, reported: Mutex::default(), own: Mutex::default() }
     }
 
-    /// Records events that another system reports, unless it has reported them before. Returns how many are new.
+    /// Records events that another system reports, unless it has reported them before or they are this server's own. Returns how many are
+    /// new.
     ///
     /// They do not go through the queue, in which one report would leave no room for the names of its own events.
     pub(crate) fn report(&self, mut events: Vec<Event>, policy: &Policy, now: Timestamp) -> usize {
         lock(&self.reported).retain_new(&mut events);
         let mut receiver = lock(&self.queue.receiver);
         // Those before them, so that the order of arrival stays.
-        self.count(&receiver.take(QUEUE, Duration::ZERO).into(), policy, now);
+        self.count_own(&mut receiver, policy, now);
+        let own = lock(&self.own);
+        events.retain(|event| !own.contains(event.id));
+        drop(own);
         for events in events.chunks(QUEUE) {
             self.count(&events.into(), policy, now);
         }
@@ -75,13 +84,22 @@ impl Signals {
     pub(crate) fn collect(&self, policy: &Policy, now: Timestamp) {
         // Held until all is counted, so that the second of two callers returns after the events of the first are counted too.
         let mut receiver = lock(&self.queue.receiver);
-        self.count(&receiver.take(QUEUE, Duration::ZERO).into(), policy, now);
+        self.count_own(&mut receiver, policy, now);
         drop(receiver);
+    }
+
+    /// Counts the events of this server's own decisions.
+    fn count_own(&self, receiver: &mut EventReceiver, policy: &Policy, now: Timestamp) {
+        let events: Arc<[Event]> = receiver.take(QUEUE, Duration::ZERO).into();
+        let mut own = lock(&self.own);
+        events.iter().for_each(|event| own.add(event.id));
+        drop(own);
+        self.count(&events, policy, now);
     }
 
     fn count(&self, events: &Arc<[Event]>, policy: &Policy, now: Timestamp) {
         let mut tops = lock(&self.tops);
-        events.iter().for_each(|event| tops.add(event, now));
+        events.iter().for_each(|event| tops.add(event, policy.identity().user_scope, now));
         drop(tops);
         let mut book = lock(&self.alerts);
         for event in events.iter() {
@@ -134,7 +152,7 @@ impl Signals {
     }
 
     /// Deletes the events for which all filters hold, and removes what they name from the lists. Returns how many events there were.
-    pub(crate) fn erase(&self, filters: &[Filter], now: Timestamp) -> Result<u64, DatabaseError> {
+    pub(crate) fn erase(&self, filters: &[Filter], scope: UserScope, now: Timestamp) -> Result<u64, DatabaseError> {
         // Several names are one subject, such as the user of a tenant. Only the narrowest leaves the lists: others share the rest.
         let narrowest = [Field::UserId, Field::Ip, Field::Tenant]
             .into_iter()
@@ -147,9 +165,15 @@ impl Signals {
             Some(Field::Ip) => Kind::Ip,
             _ => Kind::User,
         };
-        let mut tops = lock(&self.tops);
-        names.iter().for_each(|name| tops.forget(kind, name));
-        drop(tops);
+        let tenants = filters.iter().find(|filter| filter.field == Field::Tenant).map(|filter| &filter.values);
+        lock(&self.tops).forget(kind, |listed| match kind {
+            Kind::Tenant | Kind::Ip => names.iter().any(|name| *name == listed),
+            Kind::User => scope.read(listed).is_ok_and(|(tenant, user)| {
+                let is_tenants =
+                    |own: Cow<'_, str>| tenants.is_none_or(|tenants| tenants.iter().any(|name| *name == own));
+                names.iter().any(|name| **name == user) && tenant.is_none_or(is_tenants)
+            }),
+        });
         if kind == Kind::Ip {
             let mut book = lock(&self.alerts);
             let ended: Vec<Notice> = names.iter().filter_map(|name| book.erase(name, now)).collect();
@@ -184,6 +208,24 @@ mod tests {
     use super::*;
     use crate::desk::tests::{Folder, START};
 
+    /// A sink may lead back to the server, directly or by another one.
+    ///
+    /// Woken by leaving out `own`.
+    #[test]
+    fn an_own_event_that_is_reported_back_counts_once() {
+        let queue = Arc::<EventQueue>::default();
+        let database = EventDatabase::open(None, database::Retention::default(), START);
+        let signals = Signals::new(Arc::clone(&queue), database, Sinks::default());
+        let policy = Policy::parse("", &|_| None).unwrap();
+        let event = |number: u8| {
+            let (id, at) = (format!("00000000-0000-4000-8000-{number:012}"), START.micros() / 1_000);
+            Event::from_json(&format!(r#"{{"id":"{id}","at":{at},"blocked":true,"layer":"edge"}}"#)).unwrap()
+        };
+        queue.sender.send(event(1));
+        assert_eq!(signals.report(vec![event(1), event(2)], &policy, START), 1);
+        assert_eq!(signals.report(vec![event(1), event(2)], &policy, START), 0);
+    }
+
     /// Fails if the table of alerts is not saved before the events are erased.
     #[test]
     fn an_erased_address_leaves_the_saved_alerts_too() {
@@ -204,8 +246,8 @@ mod tests {
             saved.iter().filter_map(|saved| saved.key.as_deref().map(str::to_owned)).collect()
         };
         assert_eq!(saved(&signals), ["203.0.113.7", "203.0.113.8"]);
-        let filter = Filter { field: Field::Ip, values: vec!["203.0.113.7".to_owned()] };
-        assert_eq!(signals.erase(&[filter], START).unwrap(), 1);
+        let filter = Filter::new(Field::Ip, vec!["203.0.113.7".to_owned()]);
+        assert_eq!(signals.erase(&[filter], UserScope::Global, START).unwrap(), 1);
         assert_eq!(saved(&signals), ["203.0.113.8"]);
         drop(signals);
         let bytes = std::fs::read(&path).unwrap();

@@ -2,14 +2,24 @@
 
 use super::{Event, EventId, Names, in_millis, representable};
 use crate::caller::Caller;
-use crate::decision::Verdict;
+use crate::decision::{Cause, Verdict};
 use crate::facts::Facts;
 use crate::key::TraceId;
 use crate::lockout::{LoginRequest, Refusal, canonical_account};
 use crate::policy::Policy;
 use crate::time::Timestamp;
 
+/// The endpoint of events of logins.
+const LOGIN: &str = "login";
+
 impl Event {
+    /// Returns whether the event is about a login that was refused. Its user is the account that somebody has tried, who may be anyone.
+    #[must_use]
+    pub fn is_login(&self) -> bool {
+        // A ban or a penalty that refuses a login has a cause of its own, and no rule.
+        self.cause == Some(Cause::Login) || self.rule.is_none() && self.endpoint.as_deref() == Some(LOGIN)
+    }
+
     /// Returns the event of a login attempt that was refused at `at`. `trace` is the id that the answer carries.
     ///
     /// Names appear as in the events of decisions. An account whose user is not given appears in its normal form, so that another
@@ -34,7 +44,7 @@ impl Event {
             blocked: true,
             tenant: names.tenant(),
             user_id: names.user(),
-            endpoint: None,
+            endpoint: Some(LOGIN.into()),
             ip: names.address(),
             rule: None,
             verdict: Verdict::Deny,
@@ -54,7 +64,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::decision::Cause;
     use crate::lockout::RefusedBy;
     use crate::policy::Layer;
 
@@ -76,7 +85,9 @@ mod tests {
         assert_eq!((shown.user_id.as_deref(), shown.ip.as_deref()), (Some("ada"), Some("2001:db8:1:2::/64")));
         assert_eq!((shown.layer, shown.cause, shown.blocked), (Some(Layer::User), Some(Cause::Login), true));
         assert_eq!(shown.until, Some(Timestamp::from_micros(1_767_225_601_623_000)));
-        assert!(shown.is_alike(&event(open, "Ada", None)));
+        assert!(shown.is_alike(&event(open, "Ada", None)) && shown.is_login());
+        assert!(Event { cause: Some(Cause::Ban), ..shown.clone() }.is_login());
+        assert!(!Event { cause: Some(Cause::Ban), endpoint: None, ..shown.clone() }.is_login());
         assert_eq!(event(open, "ada", Some("u1")).user_id.as_deref(), Some("u1"));
         let hidden = event("", "ada", None);
         let is_digest = |name: Option<&str>| name.is_some_and(crate::key::is_redacted);

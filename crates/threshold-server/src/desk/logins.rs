@@ -1,23 +1,28 @@
 //! Logins at the desk: attempts and results, their lines in the log, and the count of locked accounts.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use threshold_core::address::AddressGroup;
 use threshold_core::event::{EventId, MAX_TEXT};
+use threshold_core::key::{is_redacted, read_name, write_name};
 use threshold_core::lockout::{Attempt, canonical_account};
 use threshold_core::policy::{Layer, Policy};
-use threshold_core::{Event, Facts, Span, Timestamp, TraceId};
+use threshold_core::{Digest, Event, Facts, Span, Timestamp, TraceId};
 use threshold_limiter::{Attempted, LoginError, LoginRequest, LoginResult, Refusal, RefusedBy};
 
 use super::subjects::shown_digest;
 use super::{Desk, new_trace};
 use crate::log::{LogSampler, shown_address};
+use crate::signals::lock;
+use crate::signals::tops::{FailedLogins, Period, Stats};
 
 /// How long the result of a login waits for the disk before it is answered with an error.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The most attempts whose names are kept. One takes at most 450 bytes, and so all of them at most 7 MiB.
+/// The most attempts whose names are kept. One takes at most 750 bytes, and so all of them at most 12 MiB.
 const MAX_ATTEMPTS: usize = 1 << 14;
 /// How long an attempt may wait for its result.
 const ATTEMPT_LIFETIME: Span = Span::MINUTE;
@@ -45,6 +50,7 @@ impl Desk {
                 let user = request.user.or(account.as_deref());
                 let facts = Facts { ip: request.ip, tenant: request.tenant, user, ..Facts::default() };
                 self.names.see(&facts, &policy, now);
+                self.count_failure(&CallerNames::new(request, &policy), account_of(request, &policy));
                 let id = EventId::new(new_trace().to_u128().to_be_bytes());
                 let event = Event::from_refusal(refusal, request, &policy, (id, trace), now);
                 match request.ip.filter(|_| refusal.by == RefusedBy::Address) {
@@ -78,6 +84,12 @@ impl Desk {
     /// Counts and logs the lock of an account.
     fn note_result(&self, attempt: &Attempt, ended: &LoginResult) {
         let names = self.logins.names.remove(attempt.id);
+        if !ended.success {
+            let names = names.clone().unwrap_or_default();
+            // An operator may act on the digest that statistics show.
+            self.names.see(&Facts { ip: names.ip, ..Facts::default() }, &self.policy(), self.now());
+            self.count_failure(&names, attempt.account);
+        }
         // At the ceiling the lock has no end.
         let is_locked = ended.lockout_remaining.is_some() || !(ended.success || ended.may_retry);
         if let Some(account) = attempt.account.filter(|_| !attempt.is_from_known_device()) {
@@ -87,6 +99,42 @@ impl Desk {
         if is_locked {
             self.log_lockout(attempt, names);
         }
+    }
+
+    /// Counts a login that failed or was refused, for statistics.
+    fn count_failure(&self, names: &CallerNames, account: Option<Digest>) {
+        let policy = self.policy();
+        let group = names.ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix).to_string());
+        let ip = group.map(|ip| if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) });
+        // The digest of `threshold locks list`, by which an account is found as long as its failures are stored.
+        let account = names.shown.as_deref().map(Cow::from).or_else(|| account.map(|key| shown_digest(key).into()));
+        lock(&self.logins.failures).add(ip.as_deref(), account.as_deref(), self.now());
+    }
+
+    /// Adds the names with the most failed logins to statistics.
+    pub(crate) fn add_failed_logins(&self, stats: &mut Stats, period: Period, now: Timestamp) {
+        (stats.top_failed_login_ips, stats.top_failed_login_accounts) = lock(&self.logins.failures).top(period, now);
+    }
+
+    /// Removes an erased address from the statistics of logins, by its forms in events.
+    pub(crate) fn forget_failed_addresses(&self, values: &[String]) {
+        lock(&self.logins.failures).forget_ips(values);
+    }
+
+    /// Removes an erased account from the statistics of logins, by the forms of its name in events.
+    pub(crate) fn forget_failed_accounts(&self, values: &[String], tenant: Option<&[String]>) {
+        let policy = self.policy();
+        let scope = policy.identity().user_scope;
+        let names = values.iter().filter(|value| !is_redacted(value)).map(|value| read_name(value));
+        let tenants: Vec<Option<&str>> = match tenant {
+            Some(tenants) => tenants.iter().map(|tenant| Some(read_name(tenant))).collect(),
+            None => vec![None],
+        };
+        let written = names.flat_map(|name| tenants.iter().map(move |tenant| scope.write(*tenant, name).into_owned()));
+        let written: Vec<String> = written.collect();
+        let digests = written.iter().filter_map(|name| Some(shown_digest(policy.account_digest(name).ok()??)));
+        let all: Vec<String> = digests.chain(written.iter().cloned()).chain(values.iter().cloned()).collect();
+        lock(&self.logins.failures).forget_accounts(&all);
     }
 
     /// Logs that an address has attempted too many logins.
@@ -118,12 +166,18 @@ impl Desk {
     fn log_lockout(&self, attempt: &Attempt, names: Option<CallerNames>) {
         let Some(left_out) = self.logins.lockouts.sample(self.now()) else { return };
         let digest = attempt.account.map(shown_digest);
-        let CallerNames { username, ip } = names.unwrap_or_default();
+        let CallerNames { username, ip, .. } = names.unwrap_or_default();
         let username = username.as_deref().or(digest.as_deref());
         let ip = ip.map(|ip| shown_address(ip, &self.policy()));
         let ip = ip.as_deref().unwrap_or(UNKNOWN);
         tracing::warn!(event = LOCKOUT, username, ip, digest, left_out, "{LOCKOUT}");
     }
+}
+
+/// Returns the key of the account of a request.
+fn account_of(request: &LoginRequest<'_>, policy: &Policy) -> Option<Digest> {
+    let name = policy.identity().user_scope.write(request.tenant.filter(|tenant| !tenant.is_empty()), request.account?);
+    policy.account_digest(&name).ok().flatten()
 }
 
 const ADDRESS_LIMIT: &str = "auth_ip_rate_limit";
@@ -137,6 +191,8 @@ pub(super) struct LoginLog {
     /// Samples the attempts that met a lock, a ban or a penalty.
     refusals: LogSampler,
     names: AttemptNames,
+    /// The addresses and accounts of logins that failed or were refused.
+    failures: Mutex<FailedLogins>,
 }
 
 impl LoginLog {
@@ -158,6 +214,8 @@ impl LoginLog {
 struct CallerNames {
     /// The account, if it may be logged; `None` where its digest is logged in place of it.
     username: Option<Box<str>>,
+    /// The account in its normal form, with its tenant where it belongs to one, if it may be shown.
+    shown: Option<Box<str>>,
     ip: Option<IpAddr>,
 }
 
@@ -166,7 +224,12 @@ impl CallerNames {
         let identity = policy.identity();
         let shows = identity.log_identifiers && !identity.secret_user;
         let username = request.account.filter(|account| shows && account.len() <= MAX_TEXT);
-        Self { username: username.map(Into::into), ip: request.ip }
+        let shown = username.map(canonical_account).map(|account| {
+            let tenant = request.tenant.filter(|tenant| !tenant.is_empty()).map(write_name);
+            identity.user_scope.write(tenant.as_deref(), &write_name(&account)).into_owned()
+        });
+        let shown = shown.filter(|shown| !identity.secret_tenant && shown.len() <= MAX_TEXT);
+        Self { username: username.map(Into::into), shown: shown.map(Into::into), ip: request.ip }
     }
 }
 
@@ -209,7 +272,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_secs(1_767_225_600);
 
     fn named(name: &str) -> CallerNames {
-        CallerNames { username: Some(name.into()), ip: None }
+        CallerNames { username: Some(name.into()), ..CallerNames::default() }
     }
 
     /// Woken by leaving out either condition of the loop in `insert`.

@@ -18,11 +18,29 @@ impl Desk {
         reason: Option<&str>,
     ) -> Result<(), OperationError> {
         let reason = reason.map_or(Ok(""), reason_of)?;
+        self.record_erasure(who, "all", subjects, reason).await
+    }
+
+    /// Audits that an erasure has failed, which [`audit_erasure`](Self::audit_erasure) has announced.
+    pub(crate) async fn audit_failed_erasure(&self, who: &str, subjects: &[(Layer, String)]) {
+        // The caller hears of the erasure, which is what failed first.
+        if self.record_erasure(who, "failed, not all", subjects, "").await.is_err() {
+            tracing::warn!("failed erasure of events not recorded in the audit");
+        }
+    }
+
+    async fn record_erasure(
+        &self,
+        who: &str,
+        what: &str,
+        subjects: &[(Layer, String)],
+        why: &str,
+    ) -> Result<(), OperationError> {
         let Some(((layer, key), others)) = subjects.split_first() else { return Ok(()) };
         let others: Vec<String> = others.iter().map(|(layer, key)| format!(" and {} {key}", layer.name())).collect();
-        let action = format!("erase events: all{}", others.concat());
+        let action = format!("erase events: {what}{}", others.concat());
         let turn = self.operations.lock().await;
-        self.begin(Entry { who, action, layer: layer.name(), key, why: reason })?.confirm();
+        self.begin(Entry { who, action, layer: layer.name(), key, why })?.confirm();
         drop(turn);
         self.acknowledged().await
     }

@@ -83,6 +83,17 @@ struct ReportedBody {
     accepted: usize,
     /// The number of those that are known already, and of lines that stopped nobody.
     ignored: usize,
+    /// The number of lines that cannot be read, and are not counted.
+    #[serde(skip_serializing_if = "is_zero")]
+    refused: usize,
+    /// What is wrong with the first ten of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    faults: Vec<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// The routes of operators.
@@ -155,23 +166,39 @@ async fn erase(
     }
     app.desk.audit_erasure(&operator.0, &subjects, reason.as_deref()).await?;
     forget_names(&app, &filters);
+    let shared = Arc::clone(&app);
     let erased = tokio::task::spawn_blocking(move || {
         // Those that wait in the queue too.
-        app.signals.collect(&policy, app.desk.now());
-        app.signals.erase(&filters, app.desk.now())
+        shared.signals.collect(&policy, shared.desk.now());
+        shared.signals.erase(&filters, policy.identity().user_scope, shared.desk.now())
     });
-    let erased = erased.await.map_err(|_| unavailable())??;
+    let erased = match erased.await.unwrap_or(Err(DatabaseError::Closed)) {
+        Ok(erased) => erased,
+        Err(error) => {
+            app.desk.audit_failed_erasure(&operator.0, &subjects).await;
+            return Err(error.into());
+        }
+    };
     Ok(json(StatusCode::OK, &ErasedBody { ok: true, erased }))
 }
 
 /// Forgets the names behind the digests of an erased subject: the narrowest that is named, as others share the rest.
 fn forget_names(app: &App, filters: &[Filter]) {
-    let values = |field| filters.iter().find(|filter| filter.field == field).map(|filter| filter.values.as_slice());
+    let values = |field| {
+        let filter = filters.iter().find(|filter| filter.field == field)?;
+        Some([filter.values.as_slice(), &filter.accounts].concat())
+    };
     let tenant = values(Field::Tenant);
     match (values(Field::UserId), values(Field::Ip), tenant) {
-        (Some(users), _, tenant) => app.desk.forget_names(Layer::User, users, tenant),
-        (None, Some(addresses), _) => app.desk.forget_names(Layer::Edge, addresses, None),
-        (None, None, Some(tenants)) => app.desk.forget_names(Layer::Tenant, tenants, None),
+        (Some(users), _, tenant) => {
+            app.desk.forget_names(Layer::User, &users, tenant.as_deref());
+            app.desk.forget_failed_accounts(&users, tenant.as_deref());
+        }
+        (None, Some(addresses), _) => {
+            app.desk.forget_names(Layer::Edge, &addresses, None);
+            app.desk.forget_failed_addresses(&addresses);
+        }
+        (None, None, Some(tenants)) => app.desk.forget_names(Layer::Tenant, &tenants, None),
         (None, None, None) => {}
     }
 }
@@ -187,11 +214,14 @@ async fn report(State(app): State<Arc<App>>, request: Request) -> Result<Respons
     let shared = Arc::clone(&app);
     let reported = tokio::task::spawn_blocking(move || {
         let read = report::read(&body, &policy, now, |event| shared.desk.names.see_reported(event, &policy, now))?;
-        let all = read.events.len().saturating_add(read.ignored);
-        Ok::<_, ApiError>((all, shared.signals.report(read.events, &policy, now)))
+        shared.event_reports.log_refusals(&read, now);
+        let report::Reported { events, ignored, refused, faults } = read;
+        let all = events.len().saturating_add(ignored);
+        let accepted = shared.signals.report(events, &policy, now);
+        let faults = faults.iter().map(|fault| fault.body.message().to_owned()).collect();
+        Ok::<_, ApiError>(ReportedBody { accepted, ignored: all.saturating_sub(accepted), refused, faults })
     });
-    let (all, accepted) = reported.await.map_err(|_| unavailable())??;
-    Ok(json(StatusCode::OK, &ReportedBody { accepted, ignored: all.saturating_sub(accepted) }))
+    Ok(json(StatusCode::OK, &reported.await.map_err(|_| unavailable())??))
 }
 
 impl ListQuery {
@@ -205,7 +235,7 @@ impl ListQuery {
         let mut add = |field, value: Option<String>, check: &dyn Fn(&str) -> Result<(), ApiError>| {
             let Some(value) = value else { return Ok(()) };
             check(&value)?;
-            filters.push(Filter { field, values: vec![value] });
+            filters.push(Filter::new(field, vec![value]));
             Ok::<(), ApiError>(())
         };
         // By the name that events have: a layer may have another one, as `ip` of `edge`.
@@ -263,7 +293,7 @@ fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Resu
         _ => Field::Ip,
     };
     if is_redacted(value) {
-        return Ok(Filter { field, values: vec![value.to_owned()] });
+        return Ok(Filter::new(field, vec![value.to_owned()]));
     }
     let shown = match field {
         Field::Ip => {
@@ -272,13 +302,11 @@ fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Resu
         }
         _ => read_name(value).to_owned(),
     };
+    let forms = |name: &str| vec![policy.key().redact(name), write_name(name).into_owned()];
     // Refused logins name an account by its normal form.
     let account = (field == Field::UserId).then(|| canonical_account(&shown)).filter(|account| *account != shown);
-    let names = std::iter::once(shown).chain(account);
-    Ok(Filter {
-        field,
-        values: names.flat_map(|name| [policy.key().redact(&name), write_name(&name).into_owned()]).collect(),
-    })
+    let accounts = account.map(|account| forms(&account)).unwrap_or_default();
+    Ok(Filter { accounts, ..Filter::new(field, forms(&shown)) })
 }
 
 fn empty(name: &'static str) -> ApiError {

@@ -50,7 +50,8 @@ async fn show(
     };
     app.collected().await;
     let (penalties, now) = (app.desk.active_penalties(), app.desk.now());
-    let stats = lock(&app.signals.tops).stats(period, penalties, now);
+    let mut stats = lock(&app.signals.tops).stats(period, penalties, now);
+    app.desk.add_failed_logins(&mut stats, period, now);
     Ok(json(StatusCode::OK, &stats))
 }
 
@@ -107,6 +108,7 @@ mod tests {
             "topBlockedEndpoints": [{"endpoint": "GET:/a", "blocks": 2, "error": 0}],
             "topBlockedIps": [{"ip": "203.0.113.7", "blocks": 3, "error": 0}, {"ip": "203.0.113.8", "blocks": 2, "error": 0}],
             "topBlockedUsers": [{"user": "u1", "blocks": 2, "error": 0}],
+            "topFailedLoginIps": [], "topFailedLoginAccounts": [],
         });
         for query in ["", "?period=day", "?period=h", "?period=min"] {
             assert_eq!(get(&mut server, &format!("/v1/stats{query}")).json(), expected, "{query}");
@@ -136,5 +138,90 @@ mod tests {
         let erased = get(&mut server, "/v1/stats").json();
         assert_eq!(erased["topBlockedIps"], json!([{"ip": "203.0.113.8", "blocks": 2, "error": 0}]));
         assert_eq!(erased["topBlockedTenants"], expected["topBlockedTenants"]);
+    }
+
+    const LOGIN: &str = "
+        identity = { log_identifiers = true }
+        [login]
+        account = '50/h'
+        ip = '3/h'
+        locks = { 40 = '1min' }
+    ";
+
+    /// 130 wrong passwords from 12 addresses left nothing for an operator to look at, and a refused login counted as one of the account's
+    /// owner, whom an operator then banned.
+    ///
+    /// Woken by leaving out `count_failure` for results or for refusals, the filter by `is_login`, and each part of the erasure.
+    #[test]
+    fn failed_and_refused_logins_are_listed_by_address_and_account_and_not_as_blocks_of_the_user() {
+        let mut server = TestServer::new();
+        server.load(LOGIN, &BTreeMap::new(), true).unwrap();
+        let call = |server: &mut TestServer, method: &str, path: &str, body: &Value| {
+            let body = if body.is_null() { String::new() } else { body.to_string() };
+            server.client().send(method, path, &[], &body).unwrap()
+        };
+        let attempt = |server: &mut TestServer, account: &str, ip: &str, success: bool| {
+            let body = json!({"account": account, "ip": ip});
+            let answer = call(server, "POST", "/v1/login/attempt", &body);
+            if answer.status == 200 {
+                let body = json!({"attempt": answer.json()["attempt"], "success": success});
+                assert_eq!(call(server, "POST", "/v1/login/result", &body).status, 200);
+            }
+            answer.status
+        };
+        for account in ["Ada", "bob"] {
+            assert_eq!(attempt(&mut server, account, "2001:db8::7", false), 200);
+        }
+        assert_eq!(attempt(&mut server, "bob", "2001:db8::8", true), 200, "a success is no failure");
+        for status in [200, 200, 200, 429, 429] {
+            assert_eq!(attempt(&mut server, "ada ", "203.0.113.7", false), status);
+        }
+        let stats = |server: &mut TestServer| call(server, "GET", "/v1/stats", &Value::Null).json();
+        let shown = stats(&mut server);
+        let ip = |ip: &str, failures: u32| json!({"ip": ip, "failures": failures, "error": 0});
+        assert_eq!(shown["topFailedLoginIps"], json!([ip("203.0.113.7", 5), ip("2001:db8::/64", 2)]));
+        let account = |name: &str, failures: u32| json!({"account": name, "failures": failures, "error": 0});
+        assert_eq!(shown["topFailedLoginAccounts"], json!([account("ada", 6), account("bob", 1)]));
+        assert_eq!(shown["topBlockedUsers"], json!([]), "anyone can type the name of a user");
+        assert_eq!(shown["topBlockedIps"], json!([{"ip": "203.0.113.7", "blocks": 2, "error": 0}]));
+        assert_eq!(shown["topBlockedEndpoints"], json!([{"endpoint": "login", "blocks": 2, "error": 0}]));
+        // The subject says so too, and is forgiven.
+        let path = "/v1/subjects/edge/203.0.113.7";
+        let budget = |server: &mut TestServer| call(server, "GET", path, &Value::Null).json()["budgets"][0].clone();
+        let full = budget(&mut server);
+        assert_eq!(
+            (&full["rule"], &full["used"], &full["limit"]),
+            (&json!("[login] ip"), &json!(3), &json!(3)),
+            "{full}"
+        );
+        assert_eq!(call(&mut server, "DELETE", path, &Value::Null).status, 200);
+        assert_eq!(budget(&mut server)["used"], 0);
+        assert_eq!(attempt(&mut server, "ada", "203.0.113.7", false), 200);
+        let user = call(&mut server, "GET", "/v1/subjects/user/ada", &Value::Null).json();
+        assert_eq!(user["failures"], 5, "{user}");
+        // An erasure of another spelling erases the refused logins of the account, and its names in the lists.
+        assert_eq!(call(&mut server, "DELETE", "/v1/events?userId=ADA", &Value::Null).json()["erased"], 2);
+        assert_eq!(call(&mut server, "DELETE", "/v1/events?ip=203.0.113.7", &Value::Null).status, 200);
+        let erased = stats(&mut server);
+        assert_eq!(erased["topFailedLoginIps"], json!([ip("2001:db8::/64", 2)]));
+        assert_eq!(erased["topFailedLoginAccounts"], json!([account("bob", 1)]));
+    }
+
+    /// An erasure of `E\u{200b}VE` erased the events of the user `eve`, because the login of that name is the same account.
+    ///
+    /// Woken by `accounts` among `values`.
+    #[test]
+    fn an_erasure_by_a_name_leaves_the_requests_of_a_user_whose_name_is_its_normal_form() {
+        let mut server = TestServer::new();
+        server.load(POLICY, &BTreeMap::new(), true).unwrap();
+        for _ in 0..4 {
+            server.client().send("POST", "/v1/check", &[], r#"{"user":"eve"}"#).unwrap();
+        }
+        let erase = |server: &mut TestServer, name: &str| {
+            let path = format!("/v1/events?userId={name}");
+            server.client().send("DELETE", &path, &[], "").unwrap().json()["erased"].as_u64().unwrap()
+        };
+        assert_eq!(erase(&mut server, "E%E2%80%8BVE"), 0);
+        assert!(erase(&mut server, "eve") > 0);
     }
 }

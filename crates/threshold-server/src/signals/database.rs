@@ -31,6 +31,8 @@ const DELETED_AT_ONCE: usize = 200;
 const MAX_DELETIONS: usize = 500;
 /// How often an insertion makes room in a full file before it gives up.
 const MAX_ROOM_MADE: usize = 20;
+/// The fewest bytes of an event in the file.
+const MIN_EVENT_BYTES: u64 = 256;
 /// How long a file that cannot be opened is left alone.
 const RETRY: Span = Span::from_secs(1);
 /// How often a file is verified that somebody else writes to: that reads all of it.
@@ -149,7 +151,8 @@ impl EventDatabase {
         let mut left = rows.as_slice();
         while let Some((chunk, rest)) = left.split_at_checked(CHUNK.min(left.len())).filter(|_| !left.is_empty()) {
             let mut inserted = self.insert_chunk(writer, chunk);
-            if inserted.as_ref().is_err_and(is_damaged) {
+            let is_out_of_numbers = || writer.connection.as_ref().is_some_and(file::is_out_of_numbers);
+            if inserted.as_ref().is_err_and(|error| is_damaged(error) || is_out_of_numbers()) {
                 self.set_aside(writer, now);
                 inserted = self.insert_chunk(writer, chunk);
             }
@@ -319,7 +322,9 @@ impl EventDatabase {
 
     /// Closes the file, whose events are lost, so that another one is opened at once.
     fn close(&self, writer: &mut Writer) {
-        self.lost.fetch_add(std::mem::take(&mut writer.events), Ordering::Relaxed);
+        // They are counted by their numbers, which somebody may have changed: there are not more than have room.
+        let lost = std::mem::take(&mut writer.events).min(self.retention.bytes / MIN_EVENT_BYTES);
+        self.lost.fetch_add(lost, Ordering::Relaxed);
         writer.connection = None;
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = None;
         writer.retry_at = Timestamp::EPOCH;

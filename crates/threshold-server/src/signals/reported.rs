@@ -1,4 +1,4 @@
-//! Knows the events that were reported lately, so that none counts twice.
+//! Knows the events that were reported lately, or sent away, so that none counts twice.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -23,6 +23,15 @@ impl ReportedIds {
     /// Removes the events that are known.
     pub(super) fn retain_new(&mut self, events: &mut Vec<Event>) {
         events.retain(|event| self.insert(event.id));
+    }
+
+    /// Adds an id.
+    pub(super) fn add(&mut self, id: EventId) {
+        self.insert(id);
+    }
+
+    pub(super) fn contains(&self, id: EventId) -> bool {
+        self.known.contains(&id)
     }
 
     fn insert(&mut self, id: EventId) -> bool {

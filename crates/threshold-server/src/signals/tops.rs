@@ -9,17 +9,22 @@
 //! everything around it. There are 51 steps with 4 kinds of 128 counters: less than 12 MiB, whatever arrives. Names of 17 bytes, as
 //! digests have, take half of that.
 
+mod failed_logins;
+mod ring;
 mod space_saving;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use threshold_core::policy::Layer;
+use threshold_core::policy::{Layer, UserScope};
 use threshold_core::{Event, Span, Timestamp, Verdict};
 use threshold_limiter::PenaltyCounts;
 
+pub(crate) use failed_logins::FailedLogins;
+use ring::Ring;
 use space_saving::SpaceSaving;
 
 /// The counters for each kind of name in each step.
@@ -69,38 +74,50 @@ pub(crate) struct Stats {
     top_blocked_endpoints: Vec<TopEndpoint>,
     /// Addresses, as events show them.
     top_blocked_ips: Vec<TopIp>,
-    /// Users, as events show them.
+    /// Users, as events show them, or `TENANT/USER` where users belong to tenants. Logins do not count here: anyone can try to log in
+    /// with a user's name.
     top_blocked_users: Vec<TopUser>,
+    /// The addresses whose logins failed or were refused, as events show them.
+    pub(crate) top_failed_login_ips: Vec<TopFailedIp>,
+    /// The accounts whose logins failed or were refused: their names with `log_identifiers = true`, else the digests of `/v1/locks`.
+    pub(crate) top_failed_login_accounts: Vec<TopFailedAccount>,
 }
 
 /// Declares the entry of a list for each kind of name, which the SPEC calls by its kind.
 macro_rules! entries {
-    ($($entry:ident { $name:ident })+) => {$(
-        #[doc = concat!("A blocked ", stringify!($name), ".")]
+    ($($entry:ident { $name:ident, $count:ident })+) => {$(
+        #[doc = concat!("One of the most: `", stringify!($name), "`, with its `", stringify!($count), "`.")]
         #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
         pub(crate) struct $entry {
             $name: Box<str>,
-            /// How many requests were blocked, at least.
-            blocks: u64,
-            /// How many more it may be, at most. It is 0 unless more than 128 were blocked in one step of the period.
+            /// How many there were, at least.
+            $count: u64,
+            /// How many more it may be, at most. It is 0 unless more than 128 names were counted in one step of the period.
             error: u64,
         }
 
         impl From<Top> for $entry {
-            fn from(Top { name, blocks, error }: Top) -> Self {
-                Self { $name: (&*name).into(), blocks, error }
+            fn from(Top { name, count, error }: Top) -> Self {
+                Self { $name: (&*name).into(), $count: count, error }
             }
         }
     )+};
 }
 
-entries! { TopTenant { tenant } TopEndpoint { endpoint } TopIp { ip } TopUser { user } }
+entries! {
+    TopTenant { tenant, blocks }
+    TopEndpoint { endpoint, blocks }
+    TopIp { ip, blocks }
+    TopUser { user, blocks }
+    TopFailedIp { ip, failures }
+    TopFailedAccount { account, failures }
+}
 
-/// A name with the most blocks.
+/// A name with the most occurrences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Top {
     name: Arc<str>,
-    blocks: u64,
+    count: u64,
     error: u64,
 }
 
@@ -116,7 +133,7 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Tops {
     /// In the order of [`Period::ALL`].
-    rings: [Ring; 3],
+    rings: [Ring<Blocks>; 3],
 }
 
 impl Default for Tops {
@@ -127,14 +144,19 @@ impl Default for Tops {
 
 impl Tops {
     /// Counts an event. One of the future, by a clock that is ahead, counts as one of `now`; one before the period is left out.
-    pub(crate) fn add(&mut self, event: &Event, now: Timestamp) {
+    pub(crate) fn add(&mut self, event: &Event, scope: UserScope, now: Timestamp) {
         if !event.blocked && event.verdict != Verdict::Warn {
             return;
         }
-        let names = [&event.tenant, &event.endpoint, &event.ip, &event.user_id];
-        let names = names.map(|name| name.as_deref().filter(|_| event.blocked).map(Arc::<str>::from));
+        // A login is tried by its address. That of the user is no more than what it has typed.
+        let user = event.user_id.as_deref().filter(|_| !event.is_login());
+        let user = user.map(|user| scope.write(event.tenant.as_deref(), user));
+        let [tenant, endpoint, ip] =
+            [&event.tenant, &event.endpoint, &event.ip].map(|name| name.as_deref().map(Cow::from));
+        let names = [tenant, endpoint, ip, user];
+        let names = names.map(|name| name.filter(|_| event.blocked).map(Arc::<str>::from));
         for ring in &mut self.rings {
-            if let Some(step) = ring.step(event.at.min(now), now) {
+            if let Some(step) = ring.at(event.at.min(now), now) {
                 step.sums.add(event);
                 for (top, name) in step.tops.iter_mut().zip(&names) {
                     if let Some(name) = name {
@@ -148,10 +170,11 @@ impl Tops {
     /// Returns the statistics of the last period, which is rounded up to whole steps.
     pub(crate) fn stats(&self, period: Period, penalties: PenaltyCounts, now: Timestamp) -> Stats {
         let ring = self.rings.iter().find(|ring| ring.period == period);
-        let steps: Vec<&Step> = ring.map(|ring| ring.steps(now).collect()).unwrap_or_default();
+        let steps: Vec<&Blocks> = ring.map(|ring| ring.last(now).collect()).unwrap_or_default();
         let mut sums = Sums::default();
         steps.iter().for_each(|step| sums.merge(&step.sums));
-        let [tenants, endpoints, ips, users] = std::array::from_fn(|kind| merged(&steps, kind));
+        let [tenants, endpoints, ips, users] =
+            std::array::from_fn(|kind| merged(steps.iter().filter_map(|step| step.tops.get(kind))));
         let [edge_blocks, tenant_blocks, user_blocks, endpoint_blocks, other_blocks] = sums.blocks;
         Stats {
             edge_blocks,
@@ -166,93 +189,56 @@ impl Tops {
             top_blocked_endpoints: endpoints.into_iter().map(Into::into).collect(),
             top_blocked_ips: ips.into_iter().map(Into::into).collect(),
             top_blocked_users: users.into_iter().map(Into::into).collect(),
+            // Those are counted where results of logins arrive.
+            top_failed_login_ips: Vec::new(),
+            top_failed_login_accounts: Vec::new(),
         }
     }
 
-    /// Removes a name, as events show it, from the lists of its kind. The sums stay.
-    pub(crate) fn forget(&mut self, kind: Kind, name: &str) {
-        let steps = self.rings.iter_mut().flat_map(|ring| ring.steps.iter_mut());
-        steps.filter_map(|step| step.tops.get_mut(kind as usize)).for_each(|top| top.forget(name));
+    /// Removes the names for which `is_erased` holds, as events show them, from the lists of their kind. The sums stay.
+    pub(crate) fn forget(&mut self, kind: Kind, is_erased: impl Fn(&str) -> bool) {
+        let steps = self.rings.iter_mut().flat_map(Ring::all_mut);
+        for top in steps.filter_map(|step| step.tops.get_mut(kind as usize)) {
+            let erased: Vec<_> = top.counters().map(|(name, _)| name).filter(|name| is_erased(name)).cloned().collect();
+            erased.iter().for_each(|name| top.forget(name));
+        }
     }
 }
 
-/// Returns the names of one kind with the most blocks.
-fn merged(steps: &[&Step], kind: usize) -> Vec<Top> {
-    let tops = || steps.iter().filter_map(|step| step.tops.get(kind));
+/// Returns the names with the most occurrences in all of these steps.
+fn merged<'s>(tops: impl Iterator<Item = &'s SpaceSaving>) -> Vec<Top> {
+    let tops: Vec<&SpaceSaving> = tops.collect();
     // What a name can have had in steps in which it has no counter.
-    let unseen = tops().fold(0_u64, |sum, top| sum.saturating_add(top.floor()));
+    let unseen = tops.iter().fold(0_u64, |sum, top| sum.saturating_add(top.floor()));
     let mut names: HashMap<&Arc<str>, (u64, u64)> = HashMap::new();
-    for top in tops() {
+    for top in &tops {
         for (name, counter) in top.counters() {
-            let (blocks, seen) = names.entry(name).or_default();
-            *blocks = blocks.saturating_add(counter.at_least());
+            let (count, seen) = names.entry(name).or_default();
+            *count = count.saturating_add(counter.at_least());
             *seen = seen.saturating_add(top.floor().saturating_sub(counter.error));
         }
     }
     let mut tops: Vec<Top> = names
         .into_iter()
-        .map(|(name, (blocks, seen))| Top { name: Arc::clone(name), blocks, error: unseen.saturating_sub(seen) })
-        .filter(|top| top.blocks > 0)
+        .map(|(name, (count, seen))| Top { name: Arc::clone(name), count, error: unseen.saturating_sub(seen) })
+        .filter(|top| top.count > 0)
         .collect();
-    tops.sort_unstable_by(|one, other| other.blocks.cmp(&one.blocks).then_with(|| one.name.cmp(&other.name)));
+    tops.sort_unstable_by(|one, other| other.count.cmp(&one.count).then_with(|| one.name.cmp(&other.name)));
     tops.truncate(LISTED);
     tops
 }
 
-/// The steps of one period.
+/// The counts of one step.
 #[derive(Debug)]
-struct Ring {
-    period: Period,
-    /// One more than the period has, because the present one has only begun. The step with the number N is at N modulo their number.
-    steps: Box<[Step]>,
-}
-
-#[derive(Debug)]
-struct Step {
-    /// The time of its beginning, in lengths of a step.
-    number: u64,
+struct Blocks {
     sums: Sums,
     /// Tenants, endpoints, addresses, users.
     tops: [SpaceSaving; 4],
 }
 
-impl Step {
-    fn new(number: u64) -> Self {
-        Self { number, sums: Sums::default(), tops: std::array::from_fn(|_| SpaceSaving::new(COUNTERS)) }
-    }
-}
-
-impl Ring {
-    fn new(period: Period) -> Self {
-        let (_, steps) = period.steps();
-        Self { period, steps: (0..=steps).map(|_| Step::new(0)).collect() }
-    }
-
-    /// Returns the number of the step at a time.
-    fn number(&self, at: Timestamp) -> u64 {
-        let (length, _) = self.period.steps();
-        at.micros().checked_div(length.micros()).unwrap_or(0)
-    }
-
-    /// Returns the step of an event; `None` if it is before the period.
-    fn step(&mut self, at: Timestamp, now: Timestamp) -> Option<&mut Step> {
-        let (number, newest, count) = (self.number(at), self.number(now), self.steps.len() as u64);
-        if newest.saturating_sub(number) >= count {
-            return None;
-        }
-        let place = usize::try_from(number.checked_rem(count)?).ok()?;
-        let step = self.steps.get_mut(place)?;
-        // An older one is over. A newer one was written before the clock was set back.
-        if step.number != number {
-            *step = Step::new(number);
-        }
-        Some(step)
-    }
-
-    /// Returns the steps of the last period.
-    fn steps(&self, now: Timestamp) -> impl Iterator<Item = &Step> {
-        let (newest, count) = (self.number(now), self.steps.len() as u64);
-        self.steps.iter().filter(move |step| step.number <= newest && newest.saturating_sub(step.number) < count)
+impl Default for Blocks {
+    fn default() -> Self {
+        Self { sums: Sums::default(), tops: std::array::from_fn(|_| SpaceSaving::new(COUNTERS)) }
     }
 }
 
@@ -323,7 +309,9 @@ mod tests {
             (json!({"layer": "endpoint", "endpoint": "GET:/a", "userId": "u2"}), 3),
             (json!({"layer": "global"}), 3),
             (json!({"userId": "u3"}), 3),
-            (json!({"layer": "edge", "cause": "login", "count": 2}), 3),
+            // The account's owner has nothing to do with a login that was refused.
+            (json!({"layer": "edge", "cause": "login", "userId": "victim", "count": 2}), 3),
+            (json!({"endpoint": "login", "cause": "list", "userId": "victim"}), 3),
             (json!({"layer": "user", "cause": "ladder", "count": 3}), 3),
             // What no caller has brought about.
             (json!({"layer": "user", "cause": "ban"}), 3),
@@ -334,33 +322,49 @@ mod tests {
             (json!({"layer": "user", "blocked": false, "verdict": "warn", "userId": "u9", "count": 4}), 3),
             (json!({"layer": "user", "blocked": false, "verdict": "allow", "userId": "u9"}), 3),
         ] {
-            tops.add(&event(&fields, at(second)), at(4));
+            tops.add(&event(&fields, at(second)), UserScope::Global, at(4));
         }
         let expected = json!({
-            "edgeBlocks": 9, "tenantBlocks": 2, "userBlocks": 4, "endpointBlocks": 1, "otherBlocks": 6,
+            "edgeBlocks": 9, "tenantBlocks": 2, "userBlocks": 4, "endpointBlocks": 1, "otherBlocks": 7,
             "warningsIssued": 4, "shadowBansActive": 0, "bansActive": 0,
             "topBlockedTenants": [{"tenant": "acme", "blocks": 3, "error": 0}],
-            "topBlockedEndpoints": [{"endpoint": "GET:/a", "blocks": 2, "error": 0}],
+            "topBlockedEndpoints": [{"endpoint": "GET:/a", "blocks": 2, "error": 0}, {"endpoint": "login", "blocks": 1, "error": 0}],
             "topBlockedIps": [{"ip": "a", "blocks": 8, "error": 0}, {"ip": "b", "blocks": 2, "error": 0}],
             "topBlockedUsers": [{"user": "u1", "blocks": 1, "error": 0}, {"user": "u2", "blocks": 1, "error": 0},
                 {"user": "u3", "blocks": 1, "error": 0}],
+            "topFailedLoginIps": [], "topFailedLoginAccounts": [],
         });
         for period in Period::ALL {
             assert_eq!(stats(&tops, period, at(4)), expected, "{period:?}");
         }
         // A user may have the name of an address.
-        tops.forget(Kind::User, "b");
-        tops.forget(Kind::Ip, "a");
-        tops.forget(Kind::User, "u1");
+        tops.forget(Kind::User, |name| name == "b");
+        tops.forget(Kind::Ip, |name| name == "a");
+        tops.forget(Kind::User, |name| name == "u1");
         let after = stats(&tops, Period::Day, at(4));
         assert_eq!(after["topBlockedIps"], json!([{"ip": "b", "blocks": 2, "error": 0}]));
         assert_eq!((&after["edgeBlocks"], after["topBlockedUsers"].as_array().unwrap().len()), (&json!(9), 2));
     }
 
+    /// Two users of one name were one line of the list, and an operator could not tell whom to ban.
+    ///
+    /// Woken by leaving out `scope.write`.
+    #[test]
+    fn users_of_two_tenants_are_two_users() {
+        let mut tops = Tops::default();
+        for (tenant, count) in [(Some("acme"), 3), (Some("be/ta"), 2), (None, 1)] {
+            let fields = json!({"layer": "user", "tenant": tenant, "userId": "u1", "count": count});
+            tops.add(&event(&fields, NOW), UserScope::Tenant, NOW);
+        }
+        let users = stats(&tops, Period::Day, NOW)["topBlockedUsers"].clone();
+        let names: Vec<_> = users.as_array().unwrap().iter().map(|top| top["user"].as_str().unwrap()).collect();
+        assert_eq!(names, ["acme/u1", "be%2Fta/u1", "/u1"]);
+    }
+
     #[test]
     fn an_event_counts_for_its_period_and_no_longer_than_a_step_more() {
         let mut tops = Tops::default();
-        tops.add(&event(&json!({"layer": "edge", "ip": "a"}), at(0)), at(0));
+        tops.add(&event(&json!({"layer": "edge", "ip": "a"}), at(0)), UserScope::Global, at(0));
         let edge = |tops: &Tops, period, second| stats(tops, period, at(second))["edgeBlocks"].as_u64().unwrap();
         for (period, length, step) in
             [(Period::Minute, 60, 5), (Period::Hour, 3_600, 300), (Period::Day, 86_400, 3_600)]
@@ -369,17 +373,17 @@ mod tests {
             assert_eq!(edge(&tops, period, length + step), 0, "{period:?}");
         }
         // A late event counts where it happened, one before the period is left out, and one of the future counts as of now.
-        tops.add(&event(&json!({"layer": "edge"}), at(0)), at(30));
+        tops.add(&event(&json!({"layer": "edge"}), at(0)), UserScope::Global, at(30));
         assert_eq!((edge(&tops, Period::Minute, 30), edge(&tops, Period::Minute, 65)), (2, 0));
         // The step that begins has the place of the one that ended, which a late event must not take back.
-        tops.add(&event(&json!({"layer": "edge"}), at(65)), at(65));
-        tops.add(&event(&json!({"layer": "edge"}), at(0)), at(65));
+        tops.add(&event(&json!({"layer": "edge"}), at(65)), UserScope::Global, at(65));
+        tops.add(&event(&json!({"layer": "edge"}), at(0)), UserScope::Global, at(65));
         assert_eq!((edge(&tops, Period::Minute, 65), edge(&tops, Period::Hour, 65)), (1, 4));
-        tops.add(&event(&json!({"layer": "edge"}), at(9_000_000)), at(70));
+        tops.add(&event(&json!({"layer": "edge"}), at(9_000_000)), UserScope::Global, at(70));
         assert_eq!((edge(&tops, Period::Minute, 70), edge(&tops, Period::Hour, 70)), (2, 5));
         // A clock that is set back neither shows the future nor silences the present.
         assert_eq!(edge(&tops, Period::Minute, 10), 0);
-        tops.add(&event(&json!({"layer": "edge"}), at(5)), at(5));
+        tops.add(&event(&json!({"layer": "edge"}), at(5)), UserScope::Global, at(5));
         assert_eq!(edge(&tops, Period::Minute, 10), 1);
     }
 
@@ -396,9 +400,9 @@ mod tests {
             let name = |kind: char| Some(format!("{long}{kind}{number:015}").into());
             (template.tenant, template.ip) = (name('t'), name('i'));
             (template.user_id, template.endpoint) = (name('u'), name('e'));
-            tops.add(&template, now);
+            tops.add(&template, UserScope::Global, now);
         }
-        let steps = || tops.rings.iter().flat_map(|ring| &ring.steps);
+        let steps = || tops.rings.iter().flat_map(Ring::all);
         assert_eq!(steps().count(), 51);
         let all: Vec<_> = steps().flat_map(|step| &step.tops).collect();
         assert!(all.iter().all(|top| top.counters().count() <= COUNTERS));
@@ -427,7 +431,7 @@ mod tests {
             let mut template = event(&json!({"layer": "edge"}), NOW);
             for (name, second, count) in light.chain(heavy) {
                 (template.at, template.ip, template.count) = (at(second), Some(name.as_str().into()), count);
-                tops.add(&template, at(60));
+                tops.add(&template, UserScope::Global, at(60));
                 *exact.entry(name).or_default() += count;
             }
             let shown = stats(&tops, Period::Minute, at(60));

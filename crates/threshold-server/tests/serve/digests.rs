@@ -200,3 +200,49 @@ fn a_secret_name_is_acted_on_and_never_shown() {
     assert_eq!(client.post("/v1/check", &body).unwrap().json()["banned"], true);
     assert_eq!(call(client, "DELETE", &format!("/v1/bans?layer=user&key={user}"), &Value::Null).status, 200);
 }
+
+/// A ban on `" acme"` was one on `"acme"`, and a user with the digest of another one as its name was found in place of it.
+///
+/// Woken by trimming a key anywhere on the way, and by taking one `#` for a name.
+#[test]
+fn operators_act_on_exactly_the_name_that_they_write() {
+    let folder = Scratch::folder();
+    let server = start(&folder, &format!("identity = {{ log_identifiers = true }}\n{POLICY}"));
+    let client = &mut server.connect();
+    let is_banned = |client: &mut Client<TcpStream>, user: &str| {
+        client.post("/v1/peek", &json!({"user": user, "ip": "203.0.113.9"}).to_string()).unwrap().json()["banned"]
+            .clone()
+    };
+    let victim = call(client, "GET", "/v1/subjects/user/eve", &Value::Null).json();
+    let digest = victim["digest"].as_str().unwrap();
+    for (name, written, other) in [(" eve", " eve", "eve"), ("-x", "-x", "x"), (digest, &format!("#{digest}"), "eve")] {
+        let (code, text) = run_with(&server, &["bans", "add", "user", "--reason", "r", "--"], written);
+        assert!(code == Some(0) && text.contains(written), "{text}");
+        assert_eq!((is_banned(client, name), is_banned(client, other)), (json!(true), json!(false)), "{name}");
+        let bans = call(client, "GET", "/v1/bans", &Value::Null).json();
+        assert_eq!((bans.as_array().unwrap().len(), &bans[0]["key"]), (1, &json!(written)), "{bans}");
+        let (_, text) = run_with(&server, &["subject", "user", "--"], written);
+        assert!(text.starts_with(&format!("user {written}\n")) && text.contains("Stopped by"), "{text}");
+        let event = denied(client, name, "203.0.113.7");
+        assert_eq!(event["userId"], written);
+        let query: String = written.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let erased = call(client, "DELETE", &format!("/v1/events?userId={query}"), &Value::Null).json();
+        assert_eq!(erased["erased"], 2, "{erased}");
+        assert_eq!(
+            call(client, "DELETE", &format!("/v1/bans?layer=user&key={query}"), &Value::Null).json()["lifted"],
+            1
+        );
+        assert_eq!(is_banned(client, name), false);
+        let audit = call(client, "GET", "/v1/audit?limit=1", &Value::Null).json();
+        assert_eq!(audit[0]["about"], format!("user {written}"));
+    }
+    let set = json!({"reason": "r", "bans": [{"layer": "user", "key": digest}]});
+    let refused = call(client, "PUT", "/v1/bans/sets/x", &set);
+    assert!(refused.status == 400 && refused.body.contains("is a digest"), "{}", refused.body);
+}
+
+fn run_with(server: &Server, args: &[&str], last: &str) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
+    let output = command.args(args).arg(last).env_clear().env("THRESHOLD_SERVER", &server.place).output().unwrap();
+    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}

@@ -348,7 +348,7 @@ fn a_refused_login_is_recorded_counted_and_explained() {
         ("ip", json!("203.0.113.3")),
         ("verdict", json!("deny")),
         ("rule", Value::Null),
-        ("endpoint", Value::Null),
+        ("endpoint", json!("login")),
     ] {
         assert_eq!(recorded[field], value, "{field} of {recorded}");
     }

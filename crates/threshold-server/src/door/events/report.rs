@@ -1,5 +1,8 @@
 //! Reads events that other systems report: core's JSON, or lines of Cloudflare's `firewall_events`, which Logpush uploads.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash as _;
@@ -17,11 +20,13 @@ use threshold_core::event::{Event, EventId, MAX_BATCH};
 use threshold_core::key::{is_redacted, read_name};
 use threshold_core::path::normalize_method;
 use threshold_core::policy::{Layer, Policy};
+use threshold_core::text::printable;
 use threshold_core::{Facts, Timestamp};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use crate::door::ApiError;
+use crate::log::LogSampler;
 
 /// The largest body, whatever `--max-body` is: Logpush uploads up to 5 MB by default, before compression.
 pub(super) const MAX_BODY: usize = 8 << 20;
@@ -32,6 +37,8 @@ const MAX_LINE_COUNT: usize = 200_000;
 /// The most bytes of a batch. An event has about a kilobyte, and at most some more.
 const MAX_BATCH_BYTES: u64 = 8 << 20;
 const MAX_LINE: usize = 64 << 10;
+/// The most lines whose faults are told.
+const MAX_FAULTS: usize = 10;
 /// The most decisions that one event may stand for.
 const MAX_COUNT: u64 = 1_000_000_000;
 /// The most bodies that are read at once, and how long others wait.
@@ -44,6 +51,9 @@ pub(super) struct Reported {
     pub(super) events: Vec<Event>,
     /// The number of lines that stopped nobody.
     pub(super) ignored: usize,
+    /// The number of lines that cannot be read, and what is wrong with the first of them.
+    pub(super) refused: usize,
+    pub(super) faults: Vec<ApiError>,
 }
 
 /// A line of `firewall_events`. A job chooses which fields it sends.
@@ -80,7 +90,7 @@ pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp, named: impl Fn(
     };
     let mut reported = match first {
         None => return Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body has no events")),
-        Some(b'[') => read_batch(text)?,
+        Some(b'[') => read_batch(text, policy)?,
         Some(_) => read_lines(text, policy)?,
     };
     for event in &mut reported.events {
@@ -92,7 +102,7 @@ pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp, named: impl Fn(
     Ok(reported)
 }
 
-fn read_batch(text: impl Read) -> Result<Reported, ApiError> {
+fn read_batch(text: impl Read, policy: &Policy) -> Result<Reported, ApiError> {
     let mut batch = String::new();
     text.take(MAX_BATCH_BYTES.saturating_add(1)).read_to_string(&mut batch).map_err(|error| unreadable(&error))?;
     if batch.len() as u64 > MAX_BATCH_BYTES {
@@ -102,18 +112,32 @@ fn read_batch(text: impl Read) -> Result<Reported, ApiError> {
     let Items(items) =
         serde_json::from_str(&batch).map_err(|error| wrong("", format!("is no batch of events: {error}")))?;
     let read = |(place, item): (usize, &RawValue)| {
-        read_item(item.get()).map_err(|(field, message)| wrong(&field, message).at(Some(place)))
+        read_item(item.get(), policy).map_err(|(field, message)| wrong(&field, message).at(Some(place)))
     };
     let events = items.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
-    Ok(Reported { events, ignored: 0 })
+    Ok(Reported { events, ..Reported::default() })
 }
 
-fn read_item(text: &str) -> Result<Event, FieldError> {
+fn read_item(text: &str, policy: &Policy) -> Result<Event, FieldError> {
     if text.len() >= MAX_LINE {
         return Err((String::new(), format!("an event has fewer than {MAX_LINE} bytes")));
     }
-    let event = Event::from_json(text).map_err(|error| (error.field.into_string(), error.message.into_string()))?;
-    if event.count > MAX_COUNT { Err(("count".to_owned(), too_many())) } else { Ok(event) }
+    let mut event = Event::from_json(text).map_err(|error| (error.field.into_string(), error.message.into_string()))?;
+    if event.count > MAX_COUNT {
+        return Err(("count".to_owned(), too_many()));
+    }
+    // As own events have it, or nobody would find it by its address.
+    if let Some(ip) = event.ip.as_deref().filter(|ip| !is_redacted(ip)) {
+        let address = policy.ban_target(Layer::Edge, ip).map_err(|_| {
+            ("ip".to_owned(), format!("\"{}\" is not an address, a block of addresses or a digest", printable(ip)))
+        })?;
+        event.ip = Some(address.key().into());
+    }
+    // These are texts and not names, by which callers are found.
+    for text in [&mut event.rule, &mut event.endpoint] {
+        *text = text.take().map(|text| bounded(&printable(&text), policy));
+    }
+    Ok(event)
 }
 
 /// The items of a batch, as text.
@@ -156,35 +180,59 @@ fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Report
         if length.map_err(|error| unreadable(&error))? == 0 {
             break;
         }
-        let wrong = |field: &str, message: String| wrong(field, format!("line {number}: {message}"));
-        if line.len() >= MAX_LINE {
-            return Err(wrong("", format!("it has {MAX_LINE} bytes or more")));
-        }
-        let line = std::str::from_utf8(&line).map_err(|_| wrong("", "it is not UTF-8".to_owned()))?.trim();
-        if line.is_empty() {
+        if line.trim_ascii().is_empty() {
             continue;
         }
         if number > MAX_LINE_COUNT {
             return Err(too_large(format!("a report has at most {MAX_LINE_COUNT} lines")));
         }
-        match read_line(line, policy).map_err(|(field, message)| wrong(&field, message))? {
-            Some(mut event) => {
+        let read = if line.len() >= MAX_LINE {
+            skip_line(&mut text).map_err(|error| unreadable(&error))?;
+            Err((String::new(), format!("it has {MAX_LINE} bytes or more")))
+        } else {
+            let read = std::str::from_utf8(&line).map_err(|_| (String::new(), "it is not UTF-8".to_owned()));
+            read.map(str::trim).and_then(|line| Ok((line, read_line(line, policy)?)))
+        };
+        match read {
+            Ok((line, Some(mut event))) => {
                 if event.id == EventId::new([0; 16]) {
                     event.id = line_id(line, &mut seen);
                 }
                 reported.events.push(event);
             }
-            None => reported.ignored = reported.ignored.saturating_add(1),
+            Ok((_, None)) => reported.ignored = reported.ignored.saturating_add(1),
+            Err((field, message)) => {
+                reported.refused = reported.refused.saturating_add(1);
+                if reported.faults.len() < MAX_FAULTS {
+                    reported.faults.push(wrong(&field, format!("line {number}: {message}")));
+                }
+            }
         }
     }
-    Ok(reported)
+    // Logpush sends an upload that is refused again and again, with its good lines. So it is refused only if it has none.
+    match reported.faults.first() {
+        Some(fault) if reported.events.is_empty() && reported.ignored == 0 => Err(fault.clone()),
+        _ => Ok(reported),
+    }
+}
+
+/// Reads the rest of a line that is too long, in parts.
+fn skip_line(text: &mut impl std::io::BufRead) -> std::io::Result<()> {
+    let mut rest = Vec::new();
+    loop {
+        rest.clear();
+        let length = text.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut rest)?;
+        if length == 0 || rest.ends_with(b"\n") {
+            return Ok(());
+        }
+    }
 }
 
 /// Reads one line. `None` if it stopped nobody.
 fn read_line(line: &str, policy: &Policy) -> Result<Option<Event>, FieldError> {
     let invalid = |error: serde_json::Error| (String::new(), format!("no JSON: {}", without_place(&error)));
     let value: Value = serde_json::from_str(line).map_err(invalid)?;
-    let Some(fields) = value.as_object() else { return read_item(line).map(Some) };
+    let Some(fields) = value.as_object() else { return read_item(line, policy).map(Some) };
     // What Logpush uploads when a job is created, to see whether its destination answers.
     if fields.keys().eq(["content"]) {
         return Ok(None);
@@ -193,7 +241,7 @@ fn read_line(line: &str, policy: &Policy) -> Result<Option<Event>, FieldError> {
     if fields.contains_key("Action") || fields.contains_key("Datetime") {
         return FirewallEvent::read(fields)?.to_event(policy);
     }
-    read_item(line).map(Some)
+    read_item(line, policy).map(Some)
 }
 
 /// Returns what is wrong with the JSON of a line. serde counts each line as the first, because it is read by itself.
@@ -257,7 +305,7 @@ impl<'a> FirewallEvent<'a> {
         let address = self.client_ip.and_then(|ip| policy.ban_target(Layer::Edge, ip).ok());
         event.ip = address.map(|address| address.key().into());
         let rule = self.description.filter(|text| !text.is_empty()).or(self.rule_id);
-        event.rule = rule.filter(|rule| !rule.is_empty()).map(|rule| bounded(rule, policy));
+        event.rule = rule.filter(|rule| !rule.is_empty()).map(|rule| bounded(&printable(rule), policy));
         let facts = Facts { path: self.path, host: self.host, ..Facts::default() };
         // Never the path itself, which may hold secrets.
         event.endpoint = policy.path_pattern(None, &facts).map(|pattern| {
@@ -292,8 +340,14 @@ fn hide_names(event: &mut Event, policy: &Policy) {
     let identity = policy.identity();
     let hides = !identity.log_identifiers;
     hide(&mut event.ip, hides, policy);
-    hide(&mut event.user_id, hides || identity.secret_user, policy);
-    hide(&mut event.tenant, identity.secret_tenant, policy);
+    // A name with characters that a terminal interprets is told by its digest, by which it is found.
+    let is_plain = |name: &Option<Box<str>>| name.as_deref().is_none_or(|name| printable(name) == name);
+    let (hides_user, hides_tenant) = (!is_plain(&event.user_id), !is_plain(&event.tenant));
+    hide(&mut event.user_id, hides || identity.secret_user || hides_user, policy);
+    hide(&mut event.tenant, identity.secret_tenant || hides_tenant, policy);
+    if let Some(strike) = event.strike.as_mut() {
+        strike.subject = bounded(&printable(&strike.subject), policy);
+    }
     if let Some(strike) = event.strike.as_mut().filter(|_| hides || identity.hides_users()) {
         let parts = strike.subject.split(',').map(|part| match part.split_once('=') {
             Some((per, value)) if !is_redacted(value) && (per != "tenant" || identity.secret_tenant) => {
@@ -333,13 +387,16 @@ fn unreadable(error: &std::io::Error) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "bad_request", format!("the body cannot be read: {error}"))
 }
 
-/// The turns of reports.
+/// The turns of reports, and the log of lines that were refused.
 #[derive(Debug)]
-pub(in crate::door) struct EventReports(Semaphore);
+pub(in crate::door) struct EventReports {
+    turns: Semaphore,
+    refusals: LogSampler,
+}
 
 impl Default for EventReports {
     fn default() -> Self {
-        Self(Semaphore::new(TURNS))
+        Self { turns: Semaphore::new(TURNS), refusals: LogSampler::default() }
     }
 }
 
@@ -348,122 +405,15 @@ impl EventReports {
     pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, ApiError> {
         let busy =
             || ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many events are being reported; try again");
-        timeout(TURN_TIMEOUT, self.0.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::desk::tests::START;
-
-    fn report(body: &str) -> Result<Reported, ApiError> {
-        let policy = Policy::parse("[identity]\nlog_identifiers = true", &|_| None).unwrap();
-        read(body.as_bytes(), &policy, START, |_| {})
+        timeout(TURN_TIMEOUT, self.turns.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())
     }
 
-    fn block(datetime: &str) -> String {
-        format!(r#"{{"Action":"block","Datetime":{datetime},"ClientIP":"2001:db8::1"}}"#)
-    }
-
-    #[test]
-    fn a_time_is_read_in_every_form_of_logpush_and_is_never_ahead() {
-        for datetime in [
-            "1767225599",
-            "1767225599000",
-            "1767225599000000",
-            "1767225599000000000",
-            r#""1767225599000000000""#,
-            r#""2025-12-31T23:59:59Z""#,
-        ] {
-            let read = report(&block(datetime)).unwrap().events;
-            assert_eq!(read.first().unwrap().at, Timestamp::from_secs(1_767_225_599), "{datetime}");
-            assert_eq!(read.first().unwrap().ip.as_deref(), Some("2001:db8::/64"), "as events show it");
+    /// Logs that lines of a report were refused while others were counted: Logpush tells nobody what it is answered with 200.
+    pub(super) fn log_refusals(&self, reported: &Reported, now: Timestamp) {
+        let Some(first) = reported.faults.first() else { return };
+        if let Some(left_out) = self.refusals.sample(now) {
+            let (lines, reason) = (reported.refused, first.body.message());
+            tracing::warn!(lines, reason, left_out, "lines of a report refused");
         }
-        assert_eq!(report(&block("1800000000")).unwrap().events.first().unwrap().at, START);
-        for wrong in ["-1", "0", "1.5", "true", "17672255990", "176722559900", "null", r#""yesterday""#, "[]"] {
-            let error = report(&block(wrong)).unwrap_err();
-            assert!(error.body.message().starts_with("line 1: Datetime must be a time"), "{wrong}: {:?}", error.body);
-        }
-    }
-
-    /// A wrong `Datetime` was answered with "data did not match any variant of untagged enum When".
-    ///
-    /// Woken by leaving out a field of `FirewallEvent::read`.
-    #[test]
-    fn a_wrong_field_of_logpush_is_named() {
-        let named = |line: &str| {
-            let error = report(line).unwrap_err();
-            let body: Value = serde_json::from_str(&threshold_limiter::api::to_json(&error.body)).unwrap();
-            (body["field"].clone(), body["message"].as_str().unwrap().to_owned())
-        };
-        let right = serde_json::json!({"Action": "block", "Datetime": 1_767_225_599});
-        let texts =
-            ["ClientIP", "ClientRequestMethod", "ClientRequestPath", "ClientRequestHost", "Description", "RuleID"];
-        for name in ["Action"].into_iter().chain(texts) {
-            let mut line = right.clone();
-            line[name] = Value::from(7);
-            assert_eq!(named(&line.to_string()), (Value::from(name), format!("line 1: {name} must be a string")));
-            line[name] = Value::Null;
-            assert_eq!(report(&line.to_string()).is_ok(), name != "Action");
-        }
-        for name in ["Action", "Datetime"] {
-            let mut line = right.clone();
-            line.as_object_mut().unwrap().remove(name);
-            let (field, message) = named(&line.to_string());
-            assert_eq!(field, name);
-            assert!(message.starts_with(&format!("line 1: {name} is missing")), "{message}");
-        }
-        let (field, message) = named("{\"Action\":\"block\"");
-        assert_eq!(
-            (field, message.as_str()),
-            (Value::Null, "line 1: no JSON: EOF while parsing an object at column 17")
-        );
-    }
-
-    /// A job may leave out the fields that tell two blocks of one second apart.
-    ///
-    /// Woken by `digest(0)` for each of them.
-    #[test]
-    fn equal_lines_are_several_blocks_and_a_repeated_upload_has_the_same_ids() {
-        let body = [block("1767225599").as_str(), "", &block("1767225599"), &block("1767225598")].join("\r\n");
-        let ids = |body: &str| report(body).unwrap().events.iter().map(|event| event.id).collect::<Vec<_>>();
-        let (first, again) = (ids(&body), ids(&body));
-        assert_eq!(first, again);
-        assert_eq!(first.iter().collect::<std::collections::HashSet<_>>().len(), 3);
-    }
-
-    #[test]
-    fn a_wrong_line_is_named_and_nothing_is_taken() {
-        let good = block("1767225599");
-        for (line, message) in [
-            ("{", "line 2: no JSON"),
-            ("[]", "line 2: must be an object"),
-            (&format!("{{\"x\":\"{}\"}}", "y".repeat(MAX_LINE)), "line 2: it has 65536 bytes or more"),
-        ] {
-            let error = report(&format!("{good}\n{line}\n{good}")).unwrap_err();
-            assert!(error.body.message().starts_with(message), "{:?}", error.body);
-        }
-        assert!(report(" \n ").unwrap_err().body.message().contains("no events"));
-    }
-
-    /// Woken by taking every name that begins with `#` for a digest.
-    #[test]
-    fn a_name_that_only_begins_like_a_digest_is_hidden() {
-        let policy = Policy::parse("", &|_| None).unwrap();
-        let hidden = |name: &str| {
-            let body = format!(
-                r##"[{{"id":"00000000-0000-4000-8000-000000000000","at":1767225600000,"blocked":true,"userId":"{name}","ip":"{name}",
-                "subject":"user={name}","strikes":1}}]"##
-            );
-            let event = read(body.as_bytes(), &policy, START, |_| {}).unwrap().events.pop().unwrap();
-            [event.user_id.unwrap(), event.ip.unwrap(), event.strike.unwrap().subject]
-        };
-        for name in ["#ada", "#0123456789abcde", "#0123456789ABCDEF", "#0123456789abcdef0"] {
-            let shown = hidden(name);
-            assert!(shown.iter().all(|shown| !shown.contains(name)), "{shown:?}");
-        }
-        let digest = "#0123456789abcdef";
-        assert_eq!(hidden(digest), [digest, digest, "user=#0123456789abcdef"].map(Box::<str>::from));
     }
 }

@@ -9,6 +9,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use threshold_core::event::sql;
 
 use super::integer;
+use super::query::newest;
 
 /// How long SQLite waits for another process. Nobody but an operator's tools should have the file open.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(250);
@@ -16,6 +17,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_millis(250);
 const PAGE: u64 = 4_096;
 /// The most of the size that the log takes.
 const MAX_LOG: u64 = 8 << 20;
+/// The number above which a file is taken for a damaged one: readers in JavaScript know no larger ones.
+const MAX_NUMBER: u64 = 1 << 53;
 /// The most bytes of a database in memory.
 const MAX_MEMORY: u64 = 32 << 20;
 
@@ -91,13 +94,19 @@ pub(super) fn open(path: &Path, bounds: Bounds) -> Result<Connection, anyhow::Er
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connect = || prepared(Connection::open_with_flags(path, flags)?, bounds);
     match connect() {
-        Err(error) if is_damage(&error) => {
-            set_aside(path);
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-            Ok(connect()?)
-        }
-        other => Ok(other?),
+        Ok(connection) if !is_out_of_numbers(&connection) => return Ok(connection),
+        Err(error) if !is_damage(&error) => return Err(error.into()),
+        // The connection is closed before its file is renamed.
+        Ok(_) | Err(_) => {}
     }
+    set_aside(path);
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    Ok(connect()?)
+}
+
+/// Returns whether there is no number for a further event. Somebody must have written such a number into the file.
+pub(super) fn is_out_of_numbers(connection: &Connection) -> bool {
+    newest(connection).is_ok_and(|newest| newest >= MAX_NUMBER)
 }
 
 /// Opens a database in memory.

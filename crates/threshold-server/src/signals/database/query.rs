@@ -10,6 +10,9 @@ use super::{integer, limit, millis};
 /// The most bytes of events in one page, above which it has fewer than were asked for.
 const PAGE_BYTES: usize = 4 << 20;
 
+/// As [`Event::is_login`](threshold_core::Event::is_login).
+const IS_LOGIN: &str = "(event ->> 'cause' IS 'login' OR rule IS NULL AND endpoint IS 'login')";
+
 const NEWEST: &str = "SELECT seq FROM sqlite_sequence WHERE name = 'rate_limit_events'";
 
 /// A field of an event by which events are chosen.
@@ -53,6 +56,14 @@ impl Field {
 pub(crate) struct Filter {
     pub(crate) field: Field,
     pub(crate) values: Vec<String>,
+    /// Further values, of refused logins only: these name an account by its normal form, which may be the name of another user.
+    pub(crate) accounts: Vec<String>,
+}
+
+impl Filter {
+    pub(crate) fn new(field: Field, values: Vec<String>) -> Self {
+        Self { field, values, accounts: Vec::new() }
+    }
 }
 
 /// The events that are asked for. All filters must hold.
@@ -128,10 +139,15 @@ pub(super) fn page(connection: &Connection, query: &EventQuery) -> rusqlite::Res
 /// Returns the condition of filters, and its values.
 pub(super) fn condition(filters: &[Filter]) -> (String, Vec<Box<dyn ToSql>>) {
     let (mut condition, mut values) = ("true".to_owned(), Vec::<Box<dyn ToSql>>::new());
-    for Filter { field, values: own } in filters {
-        let marks = vec!["?"; own.len()].join(", ");
-        let _ = write!(condition, " AND {} IN ({marks})", field.column());
-        for value in own {
+    for Filter { field, values: own, accounts } in filters {
+        let marks = |values: &[String]| vec!["?"; values.len()].join(", ");
+        let (column, own_marks, account_marks) = (field.column(), marks(own), marks(accounts));
+        let _ = write!(condition, " AND ({column} IN ({own_marks})");
+        if !accounts.is_empty() {
+            let _ = write!(condition, " OR {column} IN ({account_marks}) AND {IS_LOGIN}");
+        }
+        condition.push(')');
+        for value in own.iter().chain(accounts) {
             match field {
                 Field::Blocked => values.push(Box::new(i64::from(value == "true"))),
                 _ => values.push(Box::new(value.clone())),

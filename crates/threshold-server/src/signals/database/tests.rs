@@ -69,7 +69,7 @@ fn pages_follow_each_other_and_filters_choose() {
     let user = |number: usize| if number.is_multiple_of(3) { "u0" } else { "u1" };
     let events: Vec<Event> = (1..=900).map(|number| of_user(number, user(number))).collect();
     database.insert(&events, START);
-    let filters = vec![Filter { field: Field::UserId, values: vec!["u0".to_owned(), "#0".to_owned()] }];
+    let filters = vec![Filter::new(Field::UserId, vec!["u0".to_owned(), "#0".to_owned()])];
     let mut query = EventQuery { after: Some(0), limit: 70, filters, since: None };
     let mut seen = Vec::new();
     loop {
@@ -89,7 +89,7 @@ fn pages_follow_each_other_and_filters_choose() {
     let again = database.page(&EventQuery { after: Some(10_000), ..query.clone() }).unwrap();
     assert_eq!(again.events.first().map(|(number, _)| *number), Some(3));
     let one = |field, value: &str| {
-        let filters = vec![Filter { field, values: vec![value.to_owned()] }];
+        let filters = vec![Filter::new(field, vec![value.to_owned()])];
         database.page(&EventQuery { filters, limit: 1_000, ..EventQuery::default() }).unwrap().events.len()
     };
     assert_eq!(one(Field::TraceId, &format!("{:032x}", 17)), 1);
@@ -168,6 +168,36 @@ fn old_events_are_deleted_and_a_file_stays_in_its_size() {
     assert_eq!(*database.newest().borrow(), 10_001, "no number comes twice");
 }
 
+/// SQLite has no number after the largest one, and answers as if the disk was full.
+///
+/// Woken by leaving out `is_out_of_numbers` in `insert_into`, or in `open`.
+#[test]
+fn a_file_without_a_further_number_is_set_aside() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let exhaust = || {
+        let other = Connection::open(&path).unwrap();
+        other
+            .execute(
+                "UPDATE rate_limit_events SET number = ?1 WHERE id = (SELECT max(id) FROM rate_limit_events)",
+                [i64::MAX],
+            )
+            .unwrap();
+        other.execute("UPDATE sqlite_sequence SET seq = ?1", [i64::MAX]).unwrap();
+    };
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    database.insert(&[of_user(1, "u1"), of_user(2, "u2")], START);
+    exhaust();
+    database.insert(&[of_user(3, "u3")], later(1));
+    assert_eq!(all(&database), [of_user(3, "u3")]);
+    assert!(database.lost() <= RETENTION.bytes / MIN_EVENT_BYTES, "{}", database.lost());
+    drop(database);
+    exhaust();
+    let database = EventDatabase::open(Some(&path), RETENTION, later(2));
+    database.insert(&[of_user(4, "u4")], later(2));
+    assert_eq!(all(&database), [of_user(4, "u4")]);
+}
+
 /// Woken by leaving out VACUUM and `empty_log`.
 #[test]
 fn an_erased_subject_is_nowhere_in_the_file() {
@@ -188,7 +218,7 @@ fn an_erased_subject_is_nowhere_in_the_file() {
             .any(|bytes| memchr::memmem::find(&bytes, name.as_bytes()).is_some())
     };
     assert!(contains("canary-name") && contains("other-name"));
-    let filter = |value: &str| [Filter { field: Field::UserId, values: vec![value.to_owned()] }];
+    let filter = |value: &str| [Filter::new(Field::UserId, vec![value.to_owned()])];
     assert_eq!(database.erase(&filter("canary-name"), later(9)).unwrap(), 572);
     assert!(!contains("canary-name") && contains("other-name"));
     assert_eq!(all(&database).len(), 4_000 - 572);
