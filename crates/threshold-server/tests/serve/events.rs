@@ -447,6 +447,28 @@ fn an_erased_subject_is_nowhere_in_the_files_and_the_audit_says_who_did_it() {
     assert!(audit[0]["about"].as_str().unwrap().starts_with("user #"), "{audit}");
 }
 
+/// An erasure that failed was in the audit as one that was made.
+///
+/// Woken by leaving out `audit_failed_erasure`.
+#[test]
+fn an_erasure_that_fails_is_audited_as_failed() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    deny(client, "u1", 1);
+    assert_eq!(events(client, "").len(), 1);
+    let other = rusqlite::Connection::open(folder.path().join("threshold.events")).unwrap();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let mut actions = |status: u16| {
+        assert_eq!(client.send("DELETE", "/v1/events?userId=u1", &[], "").unwrap().status, status);
+        let audit = client.send("GET", "/v1/audit", &[], "").unwrap().json();
+        audit.as_array().unwrap().iter().map(|line| line["action"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(actions(503), ["erase events: failed, not all", "erase events: all"]);
+    other.execute_batch("COMMIT").unwrap();
+    assert_eq!(actions(200).first().unwrap(), "erase events: all");
+}
+
 #[test]
 fn a_locked_or_damaged_file_of_events_changes_no_decision() {
     let folder = Scratch::folder();

@@ -477,3 +477,38 @@ fn a_lock_by_a_result_on_another_node_is_logged_with_the_digest_of_the_account()
     assert_eq!((&line["username"], &line["ip"]), (&account["digest"], &json!("unknown")), "{line}");
     assert_eq!(line["digest"], account["digest"]);
 }
+
+/// `subject` said that nothing stops an address while the budget of its logins did, and `--forgive` left that budget full. While the store
+/// was away, an operator did not even learn whose digest an alert had.
+///
+/// Woken by leaving out `login_budget_of` in `layer_subject` or in `forgive_async`, and the name in the error.
+#[test]
+fn the_logins_of_an_address_are_shown_and_forgiven_and_its_digest_is_named_without_the_store() {
+    let policy = Scratch::file("policy.toml", &format!("[login]\nip = \"2/h\"\n{POLICY}"));
+    let redis = Redis::start();
+    let (one, other) = (redis.node(&policy), redis.node(&policy));
+    let attempt = |node: &Server, account: &str| {
+        let body = json!({"account": account, "ip": "2001:db8::7"}).to_string();
+        node.connect().post("/v1/login/attempt", &body).unwrap().status
+    };
+    assert_eq!([attempt(&one, "ada"), attempt(&other, "bob"), attempt(&one, "eve")], [200, 200, 429]);
+    let subject = |node: &Server, method: &str, key: &str| {
+        let answer = node.connect().send(method, &format!("/v1/subjects/edge/{key}"), &[], "").unwrap();
+        (answer.status, answer.json())
+    };
+    let (_, full) = subject(&other, "GET", "2001:db8::9");
+    let budget = full["budgets"].as_array().unwrap().iter().find(|budget| budget["rule"] == "[login] ip").unwrap();
+    assert_eq!((&budget["used"], &budget["limit"], &budget["notation"]), (&json!(2), &json!(2), &json!("2/h")));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
+    let said = command.args(["subject", "ip", "2001:db8::9", "--server", &other.place]).env_clear().output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert!(said.contains("the budget of [login] ip: 2 / 2 (2/h), frees at "), "{said}");
+    assert_eq!(subject(&other, "DELETE", "2001:db8::9").0, 200);
+    assert_eq!(attempt(&one, "eve"), 200);
+    let digest = full["digest"].as_str().unwrap().replace('#', "%23");
+    drop(redis);
+    let (status, away) = subject(&one, "GET", &digest);
+    assert_eq!((status, &away["error"]), (503, &json!("unavailable")));
+    let message = away["message"].as_str().unwrap();
+    assert!(message.ends_with(" is edge 2001:db8::7"), "{message}");
+}
