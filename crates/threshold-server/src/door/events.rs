@@ -85,9 +85,11 @@ struct ReportedBody {
     ignored: usize,
     /// The number of lines that cannot be read, and are not counted.
     #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(default)]
     refused: usize,
     /// What is wrong with the first ten of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(default)]
     faults: Vec<String>,
 }
 
