@@ -140,6 +140,9 @@ pub(crate) struct ServeArgs {
     /// Let webhooks connect to addresses of this machine and of private networks, also over http://
     #[arg(long)]
     pub(crate) allow_private_webhooks: bool,
+    /// The name of this server in alerts; or THRESHOLD_NODE. The machine's name and the port by default
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
     /// The certificate chain, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -181,8 +184,8 @@ THRESHOLD_SECRET is the installation's secret, in place of the file beside the j
 one, while the secret is rotated.
 
 THRESHOLD_ALERT_URL has the URLs that alerts are posted to, separated by spaces: https://…, slack+https://… or pagerduty+https://… with \
-THRESHOLD_PAGERDUTY_KEY. THRESHOLD_EVENTS_URL and THRESHOLD_EVENTS_TOKEN are for events. THRESHOLD_WEBHOOK_SECRET signs both. THRESHOLD_RUNBOOKS_URL is \
-where alerts point to for runbooks.
+THRESHOLD_PAGERDUTY_KEY. THRESHOLD_EVENTS_URL and THRESHOLD_EVENTS_TOKEN are for events. THRESHOLD_WEBHOOK_SECRET signs both. THRESHOLD_NODE names \
+this server in alerts, and THRESHOLD_RUNBOOKS_URL is where they point to for runbooks.
 
 SIGHUP, or a change of the file, reloads the policy and the files of --tenants; an invalid one is reported, and the old one stays in force. SIGTERM stops \
 accepting connections, waits for requests in progress, and exits.";

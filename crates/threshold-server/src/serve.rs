@@ -86,7 +86,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     // Before anything is opened: a server that would be open to other machines must not even restore its journal.
     check_addresses(args, &tokens)?;
     let tls = certificates(args)?;
-    let sinks = sink_settings(args)?;
+    let mut sinks = sink_settings(args)?;
     let bounds = bounds(args)?;
     // Before the limiter is built, which then has an observer for spans.
     let telemetry = Telemetry::from_environment()?;
@@ -99,6 +99,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         // Before the journal is opened: a second server on the same address fails here, without waiting for a large
         // file. Clients wait in the backlog meanwhile.
         let http = args.http.listen(caller_guard(&tokens)).await?;
+        sinks.node.listens_on(&http.place());
         let admin = match &args.admin {
             Some(admin) => Some(admin.listen(operator_guard(&tokens)).await?),
             None => None,
@@ -230,7 +231,7 @@ async fn close(app: Arc<App>, at_most: Duration) -> bool {
 async fn close_sinks(app: Arc<App>, at_once: bool) {
     let at_most = if at_once { Duration::ZERO } else { SINKS_WAIT };
     // An error means that the thread has panicked, which is logged.
-    let _ = tokio::task::spawn_blocking(move || app.signals.sinks.close(at_most)).await;
+    let _ = tokio::task::spawn_blocking(move || app.signals.close(at_most, app.desk.now())).await;
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. Returns whether a second signal asked to stop at once.
@@ -424,7 +425,7 @@ async fn desk(
 /// Reads where events and alerts go.
 fn sink_settings(args: &ServeArgs) -> anyhow::Result<SinkSettings> {
     let reach = if args.allow_private_webhooks { Reach::Private } else { Reach::Public };
-    SinkSettings::from_environment(&args.events_to, reach)
+    SinkSettings::from_environment(&args.events_to, reach, args.node.as_deref())
 }
 
 /// Checks that the journal and the files beside it are different ones.

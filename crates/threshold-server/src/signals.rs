@@ -10,6 +10,7 @@ pub(crate) mod sinks;
 pub(crate) mod tops;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ use threshold_core::{Event, Policy, Timestamp};
 use threshold_limiter::events::{self, EventReceiver, EventSender};
 
 use crate::metrics::Metrics;
-use alerts::{AlertBook, Notice};
-use database::{DatabaseError, EventDatabase, Field, Filter};
+use alerts::{AlertBook, EpisodeId, Notice};
+use database::{DatabaseError, EventDatabase, Field, Filter, SavedAlert};
 use reported::ReportedIds;
 use sinks::Sinks;
 use tops::{Kind, Tops};
@@ -56,8 +57,9 @@ pub(crate) struct Signals {
 
 impl Signals {
     pub(crate) fn new(queue: Arc<EventQueue>, database: EventDatabase, sinks: Sinks) -> Self {
-        let (alerts, tops) = (Mutex::default(), Mutex::default());
-        Self { queue, alerts, tops, database, sinks, reported: Mutex::default(), own: Mutex::default() }
+        let alerts = Mutex::new(AlertBook::new(Arc::clone(&sinks.node.name)));
+        let (tops, reported, own) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { queue, alerts, tops, database, sinks, reported, own }
     }
 
     /// Records events that another system reports, unless it has reported them before or they are this server's own. Returns how many are
@@ -106,12 +108,11 @@ impl Signals {
             book.add(event, now);
         }
         let notices = book.judge(policy, now);
-        let raised = (!notices.is_empty()).then(|| book.to_save());
         drop(book);
         notices.iter().for_each(|notice| self.tell(notice));
-        // Last, because it may wait for a disk: an alert must not.
-        if let Some(raised) = raised {
-            self.database.save_alerts(&raised, now);
+        // Last, because it may wait for a disk: an alert must not. What receivers accept is saved with the next count.
+        if self.sinks.take_changed() || !notices.is_empty() {
+            self.save_alerts(now);
         }
         if events.is_empty() {
             self.database.look(Some(now));
@@ -121,12 +122,15 @@ impl Signals {
         }
     }
 
-    /// Takes over the alerts that were raised when the process before ended: one that is over by now is resolved with the next count,
-    /// and one that goes on is not told again.
+    /// Takes over the alerts that were raised when the process before ended: one that is over by now is resolved, and one that goes
+    /// on is told again only to receivers that have not accepted it.
     pub(crate) fn restore(&self, policy: &Policy, now: Timestamp) {
-        let saved = self.database.saved_alerts(now);
+        let mut saved = self.database.saved_alerts(now);
         if saved.is_empty() {
             return;
+        }
+        for SavedAlert { notice, .. } in &mut saved {
+            notice.alert = policy.alert(notice.on).unwrap_or(notice.on.usual());
         }
         let counts = |on, alert| {
             let counts = self.database.alert_counts((on, alert), AlertBook::judged_since(alert, now));
@@ -135,15 +139,45 @@ impl Signals {
                 Vec::new()
             })
         };
-        let ended = lock(&self.alerts).restore(saved, counts, policy, now);
-        ended.iter().for_each(|notice| self.tell(notice));
+        let raised = saved.iter().map(|saved| &saved.notice).filter(|notice| !notice.is_resolved());
+        let mut book = lock(&self.alerts);
+        let mut notices = book.restore(raised.cloned().collect(), counts, policy, now);
+        notices.extend(book.judge(policy, now));
+        let raised: BTreeSet<EpisodeId> = book.raised().map(Notice::id).collect();
+        drop(book);
+        // Before what has changed: no receiver hears of an end first.
+        saved.iter().for_each(|saved| self.sinks.restore(saved, raised.contains(&saved.notice.id()), now));
+        notices.iter().for_each(|notice| self.tell(notice));
+        self.save_alerts(now);
     }
 
     /// Deletes old events. Alerts are saved again, for the case that their file was replaced or could not be written.
     pub(crate) fn sweep(&self, now: Timestamp) {
         self.database.sweep(now);
-        let raised = lock(&self.alerts).to_save();
-        self.database.save_alerts(&raised, now);
+        self.save_alerts(now);
+    }
+
+    /// Waits for receivers to take what is left for them, at most so long, and says what they have not taken.
+    pub(crate) fn close(&self, at_most: Duration, now: Timestamp) {
+        let left = self.sinks.close(at_most);
+        let is_saved = self.save_alerts(now);
+        for (sink, notices) in &left {
+            match is_saved {
+                true => tracing::warn!(sink = &**sink, notices, "alerts not delivered: the next start tells them"),
+                false => {
+                    tracing::error!(sink = &**sink, notices, "alerts lost: not delivered before the server stopped")
+                }
+            }
+        }
+        if !is_saved {
+            self.sinks.count_left(&left);
+        }
+    }
+
+    /// Saves what the next process needs to know of alerts. Returns whether it will know.
+    fn save_alerts(&self, now: Timestamp) -> bool {
+        let alerts = self.sinks.to_save(lock(&self.alerts).raised());
+        self.database.save_alerts(&alerts, now)
     }
 
     fn tell(&self, notice: &Notice) {
@@ -177,11 +211,11 @@ impl Signals {
         if kind == Kind::Ip {
             let mut book = lock(&self.alerts);
             let ended: Vec<Notice> = names.iter().filter_map(|name| book.erase(name, now)).collect();
-            let raised = book.to_save();
             drop(book);
             ended.iter().for_each(|notice| self.tell(notice));
+            names.iter().for_each(|name| self.sinks.erase(name));
             // Before the events, with which every copy of the name leaves the file.
-            self.database.save_alerts(&raised, now);
+            self.save_alerts(now);
         }
         self.database.erase(filters, now)
     }
@@ -243,7 +277,7 @@ mod tests {
         signals.report(vec![event(1, "203.0.113.7"), event(2, "203.0.113.8")], &policy, START);
         let saved = |signals: &Signals| -> Vec<String> {
             let saved = signals.database.saved_alerts(START);
-            saved.iter().filter_map(|saved| saved.key.as_deref().map(str::to_owned)).collect()
+            saved.iter().filter_map(|saved| saved.notice.key.as_deref().map(str::to_owned)).collect()
         };
         assert_eq!(saved(&signals), ["203.0.113.7", "203.0.113.8"]);
         let filter = Filter::new(Field::Ip, vec!["203.0.113.7".to_owned()]);

@@ -25,7 +25,8 @@ use crate::signals::sinks::Tested;
 struct NoticeBody {
     #[schemars(extend("const" = "alert"))]
     event: String,
-    #[schemars(extend("enum" = ["edge_blocks", "tenant_blocks", "user_bans", "ip_blocks"]))]
+    /// `test` in the message of `POST /v1/alerts/test`, and in no other.
+    #[schemars(extend("enum" = ["edge_blocks", "tenant_blocks", "user_bans", "ip_blocks", "test"]))]
     alert: String,
     #[schemars(extend("enum" = ["raised", "resolved"]))]
     state: String,
@@ -46,7 +47,7 @@ struct NoticeBody {
     at: u64,
     /// The highest count of the episode so far.
     peak: u64,
-    /// The name of the machine.
+    /// The name of the server on which the episode began.
     node: String,
     /// Where to read what to do.
     runbook: String,
@@ -63,7 +64,7 @@ struct TestBody {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TestedReceiver")]
 struct TestedBody {
-    /// The scheme and the host of its URL.
+    /// Its kind and its number of that kind, and the scheme and host of its URL: `slack-1 https://hooks.slack.com`.
     name: String,
     /// Whether it has accepted the message.
     ok: bool,
@@ -114,8 +115,11 @@ async fn test(
     app.desk.audit_alert_test(&operator.0).await?;
     let tested = tokio::task::spawn_blocking(move || app.signals.sinks.test(app.desk.now())).await;
     let tested = tested.ok().flatten().ok_or_else(busy)?;
-    let receivers =
-        tested.into_iter().map(|Tested { name, result }| TestedBody { name, ok: result.is_ok(), error: result.err() });
+    let receivers = tested.into_iter().map(|Tested { name, result }| TestedBody {
+        name: name.to_string(),
+        ok: result.is_ok(),
+        error: result.err(),
+    });
     Ok(json(StatusCode::OK, &TestBody { receivers: receivers.collect() }))
 }
 

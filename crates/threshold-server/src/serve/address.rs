@@ -109,6 +109,16 @@ impl Address {
     }
 }
 
+impl Listener {
+    /// Returns where it listens on this machine: the port, or the path of the socket.
+    pub(super) fn place(&self) -> String {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().map_or(0, |address| address.port()).to_string(),
+            Self::Unix(_, file) => file.path().display().to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -10,14 +10,13 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use threshold_core::alert::{AlertChange, AlertLevel, Episode};
+use threshold_core::alert::{AlertLevel, Episode};
 use threshold_core::policy::{Alert, AlertOn, Alerts, Layer};
 use threshold_core::{Event, Policy, Timestamp};
 
-use super::database::SavedAlert;
 use addresses::Addresses;
-pub(crate) use node::Node;
-pub(crate) use notice::Notice;
+pub(crate) use node::{Node, host_name};
+pub(crate) use notice::{EpisodeId, Notice};
 use steps::{Scale, Steps};
 
 /// The most addresses whose alert is raised at once. An attack by thousands must not send an operator thousands of messages.
@@ -33,6 +32,8 @@ const MAX_RECENT: usize = 100;
 /// that long after its last event, and not for a short pause.
 #[derive(Debug, Default)]
 pub(crate) struct AlertBook {
+    /// The name of this server.
+    node: Arc<str>,
     /// What is counted as a whole. A count that has not changed yet has no place here.
     totals: BTreeMap<AlertOn, Total>,
     addresses: Addresses,
@@ -72,6 +73,11 @@ impl Count {
 }
 
 impl AlertBook {
+    /// Creates an empty book of a server with this name.
+    pub(crate) fn new(node: Arc<str>) -> Self {
+        Self { node, ..Self::default() }
+    }
+
     /// Counts an event.
     ///
     /// An event that is reported late counts at its own time, unless that is no longer judged; one from the future counts now. A denial
@@ -113,17 +119,13 @@ impl AlertBook {
     /// by address (empty for a total), with their times. Returns the ends of those that are switched off by now.
     pub(crate) fn restore(
         &mut self,
-        saved: Vec<SavedAlert>,
+        raised: Vec<Notice>,
         counts: impl Fn(AlertOn, Alert) -> Vec<(String, Timestamp, u64)>,
         policy: &Policy,
         now: Timestamp,
     ) -> Vec<Notice> {
-        let kinds: BTreeSet<AlertOn> = saved.iter().map(|saved| saved.on).collect();
-        for SavedAlert { on, key, level, since } in saved {
-            let (alert, change) = (policy.alert(on).unwrap_or(on.usual()), AlertChange::Raised(level));
-            let notice = Notice { on, alert, key: key.clone(), change, count: 0, peak: 0, since, at: since };
-            self.raised.insert((on, key), notice);
-        }
+        let kinds: BTreeSet<AlertOn> = raised.iter().map(|notice| notice.on).collect();
+        self.raised.extend(raised.into_iter().map(|notice| ((notice.on, notice.key.clone()), notice)));
         let mut ended = Vec::new();
         self.set_thresholds(policy, now, &mut ended);
         for on in kinds {
@@ -136,13 +138,6 @@ impl AlertBook {
         // These blocks are not new.
         self.addresses.next_turn();
         ended
-    }
-
-    /// Returns what a later process needs to know of the alerts that are raised.
-    pub(crate) fn to_save(&self) -> Vec<SavedAlert> {
-        let saved =
-            |told: &Notice| SavedAlert { on: told.on, key: told.key.clone(), level: told.level(), since: told.since };
-        self.raised.values().map(saved).collect()
     }
 
     /// Returns from when on events are judged.
@@ -288,7 +283,9 @@ impl AlertBook {
             return;
         };
         let since = episode.or(before).map_or(now, |episode| episode.since);
-        let notice = Notice { on: key.0, alert, key: key.1.clone(), change, count: count.judged, peak, since, at: now };
+        let node = Arc::clone(told.map_or(&self.node, |told| &told.node));
+        let (on, address) = key.clone();
+        let notice = Notice { on, alert, key: address, change, count: count.judged, peak, since, at: now, node };
         if episode.is_some() {
             self.raised.insert(key, Notice { count: count.present, ..notice.clone() });
         } else {

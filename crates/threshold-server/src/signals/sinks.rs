@@ -3,12 +3,14 @@
 
 mod body;
 mod guard;
+mod ledger;
 mod lines;
 mod settings;
 #[cfg(test)]
 mod tests;
 mod webhook;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -21,17 +23,21 @@ use threshold_core::{Event, Timestamp};
 
 use self::body::Form;
 pub(crate) use self::guard::Reach;
+use self::ledger::{Ledger, Turn};
+pub(crate) use self::ledger::{Told, ToldTo};
 pub(crate) use self::lines::Lines;
 pub(crate) use self::settings::SinkSettings;
 use self::settings::{Names, Target};
-use self::webhook::{Patience, Stop, Webhook};
+use self::webhook::{Delivery, Patience, Stop, Webhook, new_id};
 use super::alerts::{Node, Notice};
+use super::database::SavedAlert;
+use super::lock;
 
 /// The most events that wait for one sink: twice as many as one batch may have. One has about a kilobyte, and sinks share them.
 const MAX_EVENTS: usize = 16_384;
 /// The most batches that wait for one sink.
 const MAX_BATCHES: usize = 1_024;
-/// The most notices that wait for one receiver: fifty for each address whose alert can be raised.
+/// The most notices that wait for one receiver: those of many hours.
 const MAX_NOTICES: usize = 1_000;
 /// The most events and bytes in one request. A Threshold server takes a body of 1 MiB.
 const MAX_POST: usize = 500;
@@ -42,6 +48,7 @@ pub(crate) struct Sinks {
     sinks: Mutex<Vec<Sink>>,
     /// The receivers of alerts, in the order of the setting.
     receivers: Vec<Arc<AlertReceiver>>,
+    ledger: Arc<Mutex<Ledger>>,
     pub(crate) names: Names,
     /// Held while a test message is sent.
     testing: Mutex<()>,
@@ -55,7 +62,8 @@ pub(crate) struct Sinks {
 
 /// A receiver of alerts.
 struct AlertReceiver {
-    name: String,
+    /// Its kind and its number of that kind, and the scheme and host of its URL: `slack-1 https://hooks.slack.com`.
+    name: Arc<str>,
     webhook: Webhook,
     form: Form,
 }
@@ -63,8 +71,8 @@ struct AlertReceiver {
 /// What became of a test message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tested {
-    /// The receiver: the scheme and the host of its URL.
-    pub(crate) name: String,
+    /// The name of the receiver.
+    pub(crate) name: Arc<str>,
     /// `Err` has the reason.
     pub(crate) result: Result<(), String>,
 }
@@ -86,7 +94,7 @@ struct SinkLost {
 /// The queue of a sink.
 enum Sink {
     Events(EventQueue),
-    Alerts(SyncSender<Notice>),
+    Alerts(SyncSender<Notice>, Arc<AlertReceiver>),
 }
 
 /// No sinks.
@@ -96,6 +104,7 @@ impl Default for Sinks {
         Self {
             sinks: Mutex::default(),
             receivers: Vec::new(),
+            ledger: Arc::default(),
             names: Names::default(),
             testing: Mutex::default(),
             node: Arc::default(),
@@ -133,15 +142,16 @@ impl Sinks {
     }
 
     fn start_with(settings: SinkSettings, for_events: Patience, for_alerts: Patience) -> anyhow::Result<Self> {
-        let names = settings.names();
+        let mut names = settings.names();
         let SinkSettings { lines, events, alerts, keys, reach, tls, node } = settings;
         let node = Arc::new(node);
         let stop = Arc::<Stop>::default();
         let (running, ended) = channel();
         let (mut sinks, mut lost) = (Vec::new(), Vec::<SinkLost>::new());
-        let mut worker = |kind: &str, name: String| {
+        let mut worker = |kind: &str, target: String| {
             let same = lost.iter().filter(|own| own.label.rsplit_once('-').is_some_and(|(own, _)| own == kind)).count();
             let label = format!("{kind}-{}", same.saturating_add(1));
+            let name = format!("{label} {target}").into();
             let (count, stop, running) = (Arc::<AtomicU64>::default(), Arc::clone(&stop), running.clone());
             lost.push(SinkLost { label, count: Arc::clone(&count) });
             Worker { name, lost: count, stop, is_failing: false, _running: running }
@@ -159,14 +169,17 @@ impl Sinks {
             sinks.push(spawn_events(worker("events", name), move |worker, events| worker.post(&webhook, events))?);
         }
         let mut receivers = Vec::new();
+        let ledger = Arc::<Mutex<Ledger>>::default();
         for (Target { url, name }, form) in alerts {
-            let worker = worker(form.kind(), name.clone());
+            let worker = worker(form.kind(), name);
+            let name = Arc::clone(&worker.name);
             let receiver = Arc::new(AlertReceiver { name, webhook: webhook(url, None, for_alerts), form });
-            sinks.push(spawn_alerts(worker, Arc::clone(&receiver), Arc::clone(&node))?);
+            sinks.push(spawn_alerts(worker, Arc::clone(&receiver), (Arc::clone(&node), Arc::clone(&ledger)))?);
             receivers.push(receiver);
         }
-        let (sinks, testing) = (Mutex::new(sinks), Mutex::default());
-        Ok(Self { sinks, receivers, names, testing, node, lost, stop, ended: Mutex::new(ended) })
+        names.alerts = receivers.iter().map(|receiver| receiver.name.to_string()).collect();
+        let (sinks, testing, ended) = (Mutex::new(sinks), Mutex::default(), Mutex::new(ended));
+        Ok(Self { sinks, receivers, ledger, names, testing, node, lost, stop, ended })
     }
 
     /// Sends a test message to every receiver of alerts, once and past its queue, and waits for all of them: at most 10 seconds for
@@ -180,7 +193,7 @@ impl Sinks {
         let test = |receiver: &AlertReceiver| {
             let bodies = receiver.form.write_test(&self.node, now);
             let result = bodies.iter().try_for_each(|body| receiver.webhook.try_once(body));
-            Tested { name: receiver.name.clone(), result }
+            Tested { name: Arc::clone(&receiver.name), result }
         };
         // Side by side, so that several that do not answer keep the operator no longer than one.
         Some(thread::scope(|scope| {
@@ -188,7 +201,7 @@ impl Sinks {
             let threads: Vec<_> = self.receivers.iter().map(|receiver| (receiver, start(receiver))).collect();
             let end = |(receiver, thread): (&Arc<AlertReceiver>, std::io::Result<ScopedJoinHandle<'_, Tested>>)| {
                 let tested = thread.ok().and_then(|thread| thread.join().ok());
-                let failed = || Tested { name: receiver.name.clone(), result: Err("no thread for it".to_owned()) };
+                let failed = || Tested { name: Arc::clone(&receiver.name), result: Err("no thread for it".to_owned()) };
                 tested.unwrap_or_else(failed)
             };
             threads.into_iter().map(end).collect()
@@ -211,13 +224,55 @@ impl Sinks {
 
     /// Hands a notice to the receivers of alerts.
     pub(crate) fn alert(&self, notice: &Notice) {
-        for (sink, lost) in self.sinks.lock().unwrap_or_else(PoisonError::into_inner).iter().zip(&self.lost) {
-            if let Sink::Alerts(queue) = sink
-                && queue.try_send(notice.clone()).is_err()
-            {
-                lost.count.fetch_add(1, Ordering::Relaxed);
+        let ledger = &mut *lock(&self.ledger);
+        ledger.note(notice);
+        self.enqueue(notice, ledger, |_| true);
+        ledger.forget_if_told(&notice.id());
+    }
+
+    /// Takes over an episode of the process before, and tells receivers what they have not accepted of it.
+    pub(crate) fn restore(&self, saved: &SavedAlert, goes_on: bool, now: Timestamp) {
+        let ledger = &mut *lock(&self.ledger);
+        let names = self.receivers.iter().map(|receiver| &receiver.name);
+        for (name, notices) in ledger.restore(saved, goes_on, names, now) {
+            tracing::info!(
+                sink = &*name,
+                alert = saved.notice.on.name(),
+                "alert told again: it was not delivered before the restart"
+            );
+            notices.iter().for_each(|notice| self.enqueue(notice, ledger, |receiver| receiver.name == name));
+        }
+        ledger.forget_if_told(&saved.notice.id());
+    }
+
+    /// Puts a notice into the queues of some receivers.
+    fn enqueue(&self, notice: &Notice, ledger: &mut Ledger, is_for: impl Fn(&AlertReceiver) -> bool) {
+        for (sink, lost) in lock(&self.sinks).iter().zip(&self.lost) {
+            let Sink::Alerts(queue, receiver) = sink else { continue };
+            if !is_for(receiver) {
+                continue;
+            }
+            // The thread waits for the ledger before it takes its turn.
+            match queue.try_send(notice.clone()) {
+                Ok(()) => ledger.wait(notice, &receiver.name),
+                Err(_) => drop(lost.count.fetch_add(1, Ordering::Relaxed)),
             }
         }
+    }
+
+    /// Returns what the next process needs to know of these alerts, which are raised, and of those whose end is not told to everybody.
+    pub(crate) fn to_save<'a>(&self, raised: impl IntoIterator<Item = &'a Notice>) -> Vec<SavedAlert> {
+        lock(&self.ledger).to_save(raised)
+    }
+
+    /// Returns whether a receiver has accepted or refused a notice since the last call.
+    pub(crate) fn take_changed(&self) -> bool {
+        lock(&self.ledger).take_changed()
+    }
+
+    /// Keeps what waits of an erased address out of what is saved.
+    pub(crate) fn erase(&self, address: &str) {
+        lock(&self.ledger).erase(address);
     }
 
     /// Returns how many events and notices each sink has lost: without room in its queue, or not accepted.
@@ -231,13 +286,24 @@ impl Sinks {
         self.lost_by_sink().map(|(_, lost)| lost).sum()
     }
 
-    /// Waits until the queues are empty, at most this long. What fails now is not tried again.
-    pub(crate) fn close(&self, at_most: Duration) {
-        self.sinks.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.stop.stop();
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if ended.recv_timeout(at_most) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("events or alerts not delivered before the server stopped");
+    /// Waits until the queues are empty, at most this long. Returns how many notices are left for each receiver.
+    pub(crate) fn close(&self, at_most: Duration) -> BTreeMap<Arc<str>, usize> {
+        lock(&self.sinks).clear();
+        self.stop.stop(at_most);
+        let ended = lock(&self.ended).recv_timeout(at_most);
+        let left = lock(&self.ledger).waiting();
+        if ended == Err(RecvTimeoutError::Timeout) && left.is_empty() {
+            tracing::warn!("events not delivered before the server stopped");
+        }
+        left
+    }
+
+    /// Counts notices as lost that were left when the server stopped, and that no later process knows of.
+    pub(crate) fn count_left(&self, left: &BTreeMap<Arc<str>, usize>) {
+        for lost in &self.lost {
+            let of_sink = |name: &&Arc<str>| name.split(' ').next() == Some(&lost.label);
+            let left = left.iter().filter(|(name, _)| of_sink(name)).map(|(_, left)| *left).sum::<usize>();
+            lost.count.fetch_add(left.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
         }
     }
 }
@@ -262,21 +328,42 @@ fn spawn_events(
     Ok(Sink::Events(queue))
 }
 
-fn spawn_alerts(mut worker: Worker, receiver: Arc<AlertReceiver>, node: Arc<Node>) -> anyhow::Result<Sink> {
+fn spawn_alerts(
+    mut worker: Worker,
+    receiver: Arc<AlertReceiver>,
+    (node, ledger): (Arc<Node>, Arc<Mutex<Ledger>>),
+) -> anyhow::Result<Sink> {
     let (queue, notices) = sync_channel::<Notice>(MAX_NOTICES);
+    let own = Arc::clone(&receiver);
     let work = move || {
         for notice in notices {
-            worker.deliver(&receiver.webhook, &receiver.form.write(&notice, &node), 1);
+            let turn = lock(&ledger).turn(&notice, &own.name);
+            let delivery = match turn {
+                Turn::Send => {
+                    let (id, body) = (notice.message_id(), own.form.write(&notice, &node));
+                    worker.deliver(&own.webhook, (&id, &body), 1)
+                }
+                Turn::Skip => Delivery::Lost,
+                Turn::Lost => {
+                    worker.count_lost(1);
+                    Delivery::Lost
+                }
+            };
+            // The rest waits too, for the next process.
+            if delivery == Delivery::Stopped {
+                break;
+            }
+            lock(&ledger).end(&notice, &own.name, delivery == Delivery::Accepted);
         }
     };
     thread::Builder::new().name("sink".to_owned()).spawn(work).context("cannot start a thread")?;
-    Ok(Sink::Alerts(queue))
+    Ok(Sink::Alerts(queue, receiver))
 }
 
 /// The thread of a sink: what it counts and logs.
 struct Worker {
     /// The name in the log.
-    name: String,
+    name: Arc<str>,
     lost: Arc<AtomicU64>,
     stop: Arc<Stop>,
     is_failing: bool,
@@ -305,22 +392,32 @@ impl Worker {
             body.push_str(&event.to_json());
             number = number.saturating_add(1);
             if number >= MAX_POST || body.len() >= MAX_POST_BYTES {
-                self.deliver(webhook, &format!("{body}]"), number);
+                self.post_batch(webhook, &body, number);
                 (body, number) = (String::new(), 0);
             }
         }
         if number > 0 {
-            self.deliver(webhook, &format!("{body}]"), number);
+            self.post_batch(webhook, &body, number);
         }
     }
 
-    fn deliver(&mut self, webhook: &Webhook, body: &str, number: usize) {
-        let stop = Arc::clone(&self.stop);
-        if webhook.deliver(body, &stop, |reason| self.failed(reason)) {
-            self.worked();
-        } else {
+    /// Posts an array of events, all but its end.
+    fn post_batch(&mut self, webhook: &Webhook, body: &str, number: usize) {
+        if self.deliver(webhook, (&new_id(), &format!("{body}]")), number) == Delivery::Stopped {
             self.count_lost(number);
         }
+    }
+
+    /// Posts a body of so many events or notices, which are counted if they are lost.
+    fn deliver(&mut self, webhook: &Webhook, message: (&str, &str), number: usize) -> Delivery {
+        let stop = Arc::clone(&self.stop);
+        let delivery = webhook.deliver(message, &stop, |reason| self.failed(reason));
+        match delivery {
+            Delivery::Accepted => self.worked(),
+            Delivery::Lost => self.count_lost(number),
+            Delivery::Stopped => {}
+        }
+        delivery
     }
 
     fn count_lost(&self, number: usize) {
@@ -330,14 +427,14 @@ impl Worker {
     /// Logs the first failure, and not those that follow: a receiver may be away for days.
     fn failed(&mut self, reason: &str) {
         if !std::mem::replace(&mut self.is_failing, true) {
-            tracing::error!(sink = self.name, reason, "events or alerts not delivered");
+            tracing::error!(sink = &*self.name, reason, "events or alerts not delivered");
         }
     }
 
     fn worked(&mut self) {
         if std::mem::take(&mut self.is_failing) {
             tracing::info!(
-                sink = self.name,
+                sink = &*self.name,
                 lost = self.lost.load(Ordering::Relaxed),
                 "events and alerts delivered again"
             );

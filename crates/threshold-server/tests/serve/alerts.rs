@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Output;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
@@ -166,6 +167,74 @@ fn a_restart_ends_what_is_over_and_does_not_repeat_what_goes_on() {
     assert!(got.try_recv().is_err(), "each was told once");
 }
 
+/// An attack during which a receiver was away was told to nobody if the server was restarted before the receiver returned.
+///
+/// Fails if what a receiver has accepted is not saved, if all are told again, or if the key has the name of the present server.
+#[test]
+fn a_receiver_that_was_away_is_told_after_a_restart_under_any_name() {
+    let (up, got) = receiver(None);
+    let (address, pager, is_away) = receiver_that_may_be_away();
+    let folder = Scratch::folder();
+    let db = folder.path().join("threshold.db");
+    let urls = format!("http://{up}/own pagerduty+http://{address}/pager");
+    let variables = [("THRESHOLD_ALERT_URL", urls.as_str()), ("THRESHOLD_PAGERDUTY_KEY", "routing-key")];
+    let of = |warning| policy("edge", &format!("edge_blocks = {{ per = 'h', warning = {warning}, critical = 99 }}"));
+    let file = Scratch::file("policy.toml", &of(3));
+    let start = |node| {
+        let args = ["--db", db.to_str().unwrap(), "--allow-private-webhooks", "--node", node];
+        Start { policy: Some(file.path()), args: &args, variables: &variables, ..Start::default() }.server()
+    };
+    is_away.store(true, Ordering::SeqCst);
+    let server = start("blue");
+    (0..4).for_each(|_| ask(&server, &json!({"ip": "203.0.113.7"})));
+    assert!(got.recv_timeout(PATIENCE).unwrap().2.contains(r#""state":"raised""#));
+    // Until it is saved that this receiver has accepted it.
+    let begin = Instant::now();
+    let is_saved =
+        || std::fs::read(db.with_extension("events-wal")).is_ok_and(|log| log.windows(9).any(|it| it == b"webhook-1"));
+    while !is_saved() {
+        assert!(begin.elapsed() < PATIENCE);
+    }
+    server.signal("KILL");
+    drop(server);
+    is_away.store(false, Ordering::SeqCst);
+    let server = start("green");
+    let incident = |action: &str| {
+        let body: Value = serde_json::from_str(&pager.recv_timeout(PATIENCE).unwrap().2).unwrap();
+        assert_eq!(
+            (&body["event_action"], &body["dedup_key"]),
+            (&json!(action), &json!("threshold/blue/edge_blocks/"))
+        );
+    };
+    incident("trigger");
+    file.replace(&of(50));
+    server.signal("HUP");
+    incident("resolve");
+    assert!(got.recv_timeout(PATIENCE).unwrap().2.contains(r#""state":"resolved""#));
+    drop(server);
+    drop(start("green"));
+    assert!(got.try_recv().is_err() && pager.try_recv().is_err(), "each was told once");
+}
+
+/// A receiver that answers 503 while it is away, and hands on what it accepts.
+fn receiver_that_may_be_away() -> (SocketAddr, Receiver<(String, String, String)>, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, got) = channel();
+    let is_away = Arc::<AtomicBool>::default();
+    let away = Arc::clone(&is_away);
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            if away.load(Ordering::SeqCst) {
+                drop(answer_with("503 Service Unavailable", &mut stream));
+            } else if answer(&mut stream).is_some_and(|answered| sender.send(answered).is_err()) {
+                break;
+            }
+        }
+    });
+    (address, got, is_away)
+}
+
 fn run(server: &Server, args: &[&str]) -> (Option<i32>, String) {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"));
     let output = command.args(args).env_clear().env("THRESHOLD_SERVER", &server.place).output().unwrap();
@@ -189,9 +258,10 @@ fn a_test_message_shows_whether_alerts_arrive() {
     let server = start(&format!("{all} http://{gone}/CANARY"));
     let (code, said) = run(&server, &["alerts", "test"]);
     let lines: Vec<&str> = said.lines().collect();
-    let accepted = format!("http://{address}: accepted");
-    assert_eq!((code, &lines[..3]), (Some(1), &[accepted.as_str(); 3][..]), "{said}");
-    assert!(lines[3].starts_with(&format!("http://{gone}: failed: ")) && !said.contains("CANARY"), "{said}");
+    let kinds = ["webhook-1", "slack-1", "pagerduty-1"];
+    let accepted = kinds.map(|kind| format!("{kind} http://{address}: accepted"));
+    assert_eq!((code, &lines[..3]), (Some(1), &accepted.each_ref().map(String::as_str)[..]), "{said}");
+    assert!(lines[3].starts_with(&format!("webhook-2 http://{gone}: failed: ")) && !said.contains("CANARY"), "{said}");
     let mut paths: Vec<String> = (0..4).map(|_| got.recv_timeout(PATIENCE).unwrap().0).collect();
     paths.sort_unstable();
     assert_eq!(paths, ["/own", "/pager", "/pager", "/slack"]);
@@ -204,7 +274,8 @@ fn a_test_message_shows_whether_alerts_arrive() {
     let server = start(&all);
     assert_eq!(run(&server, &["alerts", "test"]).0, Some(0));
     let answer = server.connect().post("/v1/alerts/test", "").unwrap();
-    let receivers = json!({"receivers": vec![json!({"name": format!("http://{address}"), "ok": true}); 3]});
+    let tested = kinds.map(|kind| json!({"name": format!("{kind} http://{address}"), "ok": true}));
+    let receivers = json!({"receivers": tested});
     assert_eq!((answer.status, answer.json()), (200, receivers));
     // A page of another origin cannot send it.
     let foreign = [("origin", "http://elsewhere.example"), ("content-type", "application/json")];
@@ -239,6 +310,10 @@ fn receiver(tls: Option<Arc<ServerConfig>>) -> (SocketAddr, Receiver<(String, St
 }
 
 fn answer(stream: &mut (impl Read + Write)) -> Option<(String, String, String)> {
+    answer_with("200 OK", stream)
+}
+
+fn answer_with(status: &str, stream: &mut (impl Read + Write)) -> Option<(String, String, String)> {
     let mut reader = BufReader::new(stream);
     let (mut head, mut line) = (String::new(), String::new());
     while reader.read_line(&mut line).ok()? > 2 {
@@ -247,8 +322,8 @@ fn answer(stream: &mut (impl Read + Write)) -> Option<(String, String, String)> 
     let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
     let mut body = vec![0; length?];
     reader.read_exact(&mut body).ok()?;
-    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-    reader.get_mut().write_all(answer).ok()?;
+    let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    reader.get_mut().write_all(answer.as_bytes()).ok()?;
     reader.get_mut().flush().ok()?;
     let path = head.split(' ').nth(1)?.to_owned();
     Some((path, head, String::from_utf8(body).ok()?))
@@ -315,7 +390,12 @@ fn receivers_and_files_get_alerts_and_events() {
     assert_eq!(fields, json!(["WARN", "warning", "edge_blocks", 3, 3]));
     let failed: Vec<_> = log.iter().filter(|line| line["message"] == "events or alerts not delivered").collect();
     assert_eq!(failed.len(), 1, "{log:?}");
-    assert_eq!(failed[0]["sink"], format!("http://{gone}"));
+    let name = format!("webhook-2 http://{gone}");
+    assert_eq!(failed[0]["sink"], name);
+    // There is no file in which they could wait.
+    let lost =
+        log.iter().find(|line| line["message"] == "alerts lost: not delivered before the server stopped").unwrap();
+    assert_eq!((&lost["sink"], &lost["notices"]), (&json!(name), &json!(1)), "{log:?}");
     assert!(log.iter().all(|line| !line.to_string().contains("CANARY")), "{log:?}");
 }
 

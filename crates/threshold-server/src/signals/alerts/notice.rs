@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
 use threshold_core::Timestamp;
 use threshold_core::alert::{AlertChange, AlertLevel, AlertNotice};
 use threshold_core::policy::{Alert, AlertOn};
@@ -26,9 +27,20 @@ pub(crate) struct Notice {
     pub(crate) since: Timestamp,
     /// When this was noticed.
     pub(crate) at: Timestamp,
+    /// The name of the server on which the episode began. Receivers know the episode by it, also if the server is started again
+    /// under another name.
+    pub(crate) node: Arc<str>,
 }
 
+/// What an episode is known by: the alert, the address if it is about one, and when it began.
+pub(crate) type EpisodeId = (AlertOn, Option<Arc<str>>, Timestamp);
+
 impl Notice {
+    /// Returns what the episode is known by.
+    pub(crate) fn id(&self) -> EpisodeId {
+        (self.on, self.key.clone(), self.since)
+    }
+
     /// Returns the level that the alert has reached.
     pub(crate) const fn level(&self) -> AlertLevel {
         match self.change {
@@ -54,6 +66,23 @@ impl Notice {
         Self { change: AlertChange::Resolved(self.level()), count: 0, at: now, ..self }
     }
 
+    /// Returns the notice that this episode is raised, for a receiver that has not heard of it.
+    pub(crate) fn raised_again(&self) -> Self {
+        let at = if self.is_resolved() { self.since } else { self.at };
+        Self { change: AlertChange::Raised(self.level()), count: self.peak.max(self.count), at, ..self.clone() }
+    }
+
+    /// Returns an id that is the same whenever this notice is sent: by it a receiver knows what it has already got, also from the
+    /// process before.
+    pub(crate) fn message_id(&self) -> String {
+        let key = self.key.as_deref().unwrap_or_default();
+        let state = if self.is_resolved() { "resolved" } else { "raised" };
+        let times = [self.since, self.at].map(millis);
+        let parts = format!("{:?}", (&*self.node, self.on.name(), key, state, self.level().name(), times));
+        let digest: String = Sha256::digest(parts).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        format!("msg_{digest}")
+    }
+
     /// Returns the runbook.
     pub(crate) fn runbook(&self, node: &Node) -> String {
         node.runbook(self.on)
@@ -61,11 +90,11 @@ impl Notice {
 
     /// Returns the fields of the JSON: those of every host, and those of a server.
     pub(crate) fn fields(&self, node: &Node) -> Map<String, Value> {
-        let &Self { on, alert, ref key, change, count, peak, since, at } = self;
+        let &Self { on, alert, ref key, change, count, peak, since, at, node: ref own } = self;
         let json = AlertNotice { on, alert, key: key.as_deref(), change, count, since, at }.to_json();
         let mut fields: Map<String, Value> = serde_json::from_str(&json).unwrap_or_default();
         fields.insert("peak".to_owned(), peak.into());
-        fields.insert("node".to_owned(), node.name.as_ref().into());
+        fields.insert("node".to_owned(), own.as_ref().into());
         fields.insert("runbook".to_owned(), self.runbook(node).into());
         fields
     }
@@ -92,7 +121,7 @@ impl Notice {
                     periodSec = self.alert.per.secs_ceil(),
                     since = millis(self.since),
                     at = millis(self.at),
-                    node = &*node.name,
+                    node = &*self.node,
                     runbook = self.runbook(node),
                     "alert"
                 )

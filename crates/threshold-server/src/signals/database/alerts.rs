@@ -1,47 +1,105 @@
-//! The alerts that are raised, in the file of events: the next start must know what was told, and how high its counts were.
+//! The alerts that are raised, in the file of events: the next start must know what was told to whom, and how high its counts were.
 
 use std::sync::Arc;
 
-use rusqlite::Connection;
-use threshold_core::alert::AlertLevel;
+use rusqlite::{Connection, OptionalExtension as _};
+use serde_json::{Map, Value, json};
+use threshold_core::alert::{AlertChange, AlertLevel};
 use threshold_core::event::sql;
 use threshold_core::policy::{Alert, AlertOn};
 use threshold_core::{Span, Timestamp};
 
 use super::file::is_damage;
 use super::{DatabaseError, EventDatabase, integer, millis};
+use crate::signals::alerts::{Notice, host_name};
+use crate::signals::sinks::{Told, ToldTo};
 
 /// The most that are read: far more than are raised at once.
 const MAX_SAVED: usize = 100;
-const SELECT: &str = "SELECT alert, key, level, since FROM rate_limit_alerts WHERE level IS NOT NULL LIMIT ?1";
+const SELECT: &str = "SELECT alert, key, level, since, notice FROM rate_limit_alerts WHERE level IS NOT NULL LIMIT ?1";
+/// The row of alerts that are over and whose end is not told to everybody: an array in its last column. Another episode of the same
+/// alert may be raised by now, and has the row of its own name.
+const OVER: &str = "over";
+const SELECT_OVER: &str = "SELECT notice FROM rate_limit_alerts WHERE alert = 'over' AND level IS NULL";
 
-/// An alert that is raised.
+/// An alert that is raised, or that is over while a receiver has yet to hear of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SavedAlert {
-    pub(crate) on: AlertOn,
-    /// The address, for alerts on one address.
-    pub(crate) key: Option<Arc<str>>,
-    pub(crate) level: AlertLevel,
-    /// When the episode began.
-    pub(crate) since: Timestamp,
+    /// What was told last. Its thresholds are not saved.
+    pub(crate) notice: Notice,
+    /// What each receiver has accepted; `None` in a file of an earlier version, which does not say.
+    pub(crate) told: Option<ToldTo>,
+}
+
+impl SavedAlert {
+    fn to_json(&self) -> Value {
+        let Notice { on, key, count, peak, since, at, node, .. } = &self.notice;
+        let told = self.told.iter().flatten().map(|(receiver, told)| (receiver.to_string(), told.name().into()));
+        json!({
+            "alert": on.name(),
+            "key": key.as_deref(),
+            "level": self.notice.level().name(),
+            "since": millis(*since),
+            "at": millis(*at),
+            "count": count,
+            "peak": peak,
+            "node": &**node,
+            "told": Value::Object(told.collect()),
+        })
+    }
+
+    /// Reads an alert; `None` if it means nothing to this program.
+    fn from_json(value: &Value, change: impl Fn(AlertLevel) -> AlertChange) -> Option<Self> {
+        let text = |name: &str| value.get(name).and_then(Value::as_str);
+        let number = |name: &str| value.get(name).and_then(Value::as_u64);
+        let time = |name: &str| number(name).map(|at| Timestamp::EPOCH.plus(Span::from_millis(at)));
+        let on = AlertOn::ALL.into_iter().find(|on| Some(on.name()) == text("alert"))?;
+        let key: Option<Arc<str>> = text("key").filter(|key| !key.is_empty()).map(Into::into);
+        // Of addresses, and of these alone, each has its own.
+        if key.is_some() != (on == AlertOn::IpBlocks) {
+            return None;
+        }
+        let (level, since) = (AlertLevel::named(text("level")?)?, time("since")?);
+        let (at, count, peak) = (time("at").unwrap_or(since), number("count"), number("peak"));
+        let notice = Notice {
+            on,
+            alert: on.usual(),
+            key,
+            change: change(level),
+            count: count.unwrap_or(0),
+            peak: peak.unwrap_or(0),
+            since,
+            at,
+            // Earlier versions named every server by its machine.
+            node: text("node").map_or_else(host_name, Into::into),
+        };
+        let told = value.get("told").and_then(Value::as_object).map(|told| {
+            let named =
+                |(receiver, told): (&String, &Value)| Some((receiver.as_str().into(), Told::named(told.as_str()?)?));
+            told.iter().filter_map(named).collect()
+        });
+        Some(Self { notice, told })
+    }
 }
 
 impl EventDatabase {
-    /// Saves the alerts that are raised, in place of those that were saved before. If that fails, the next start knows the older ones.
-    pub(crate) fn save_alerts(&self, raised: &[SavedAlert], now: Timestamp) {
+    /// Saves alerts in place of those that were saved before. If that fails, the next start knows the older ones. Returns whether
+    /// it will know these.
+    pub(crate) fn save_alerts(&self, alerts: &[SavedAlert], now: Timestamp) -> bool {
         self.with_writer(now, |writer| {
-            let Some(connection) = &mut writer.connection else { return };
-            let mut saved = save(connection, raised);
+            let Some(connection) = &mut writer.connection else { return false };
+            let mut saved = save(connection, alerts);
             if saved.as_ref().is_err_and(is_damage) {
-                saved = renew_table(connection).and_then(|()| save(connection, raised));
+                saved = renew_table(connection).and_then(|()| save(connection, alerts));
             }
-            if let Err(error) = saved {
+            if let Err(error) = &saved {
                 tracing::warn!(reason = %error, "raised alerts not saved");
             }
-        });
+            saved.is_ok() && self.path.is_some()
+        })
     }
 
-    /// Returns the alerts that were raised when the process before ended. A table that cannot be read is begun again.
+    /// Returns the alerts that the process before has saved. A table that cannot be read is begun again.
     pub(crate) fn saved_alerts(&self, now: Timestamp) -> Vec<SavedAlert> {
         self.with_writer(now, |writer| {
             let Some(connection) = &writer.connection else { return Vec::new() };
@@ -81,12 +139,20 @@ impl EventDatabase {
     }
 }
 
-fn save(connection: &mut Connection, raised: &[SavedAlert]) -> rusqlite::Result<()> {
+fn save(connection: &mut Connection, alerts: &[SavedAlert]) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
     transaction.execute("DELETE FROM rate_limit_alerts", [])?;
-    for SavedAlert { on, key, level, since } in raised {
-        let values = (on.name(), key.as_deref().unwrap_or_default(), level.name(), millis(*since), None::<&str>);
+    let (over, raised): (Vec<_>, Vec<_>) = alerts.iter().partition(|saved| saved.notice.is_resolved());
+    for saved in raised {
+        let Notice { on, key, since, .. } = &saved.notice;
+        let level = saved.notice.level().name();
+        let values =
+            (on.name(), key.as_deref().unwrap_or_default(), level, millis(*since), saved.to_json().to_string());
         transaction.prepare_cached(sql::SAVE_ALERT)?.execute(values)?;
+    }
+    if !over.is_empty() {
+        let over = Value::from_iter(over.into_iter().map(SavedAlert::to_json)).to_string();
+        transaction.prepare_cached(sql::SAVE_ALERT)?.execute((OVER, "", None::<&str>, 0, over))?;
     }
     transaction.commit()
 }
@@ -97,13 +163,13 @@ fn read(connection: &Connection) -> rusqlite::Result<(Vec<SavedAlert>, usize)> {
     let rows = statement.query_map([integer(MAX_SAVED.try_into().unwrap_or(u64::MAX))], |row| {
         let (name, key): (String, String) = (row.get(0)?, row.get(1)?);
         let (level, since): (String, i64) = (row.get(2)?, row.get(3)?);
-        let on = AlertOn::ALL.into_iter().find(|on| on.name() == name);
-        let since = u64::try_from(since).ok().map(|since| Timestamp::EPOCH.plus(Span::from_millis(since)));
-        let key = Some(key.into()).filter(|key: &Arc<str>| !key.is_empty());
-        let saved = on.zip(AlertLevel::named(&level)).zip(since).map(|((on, level), since)| (on, level, since));
-        // Of addresses, and of these alone, each has its own.
-        let saved = saved.filter(|(on, ..)| key.is_some() == (*on == AlertOn::IpBlocks));
-        Ok(saved.map(|(on, level, since)| SavedAlert { on, key, level, since }))
+        let notice: Option<String> = row.get(4)?;
+        let notice: Option<Map<String, Value>> = notice.and_then(|notice| serde_json::from_str(&notice).ok());
+        let mut fields = notice.unwrap_or_default();
+        // The columns prevail: earlier versions have nothing else.
+        let columns = [("alert", json!(name)), ("key", json!(key)), ("level", json!(level)), ("since", json!(since))];
+        fields.extend(columns.map(|(name, value)| (name.to_owned(), value)));
+        Ok(SavedAlert::from_json(&fields.into(), AlertChange::Raised))
     })?;
     let (mut alerts, mut unreadable) = (Vec::new(), 0_usize);
     for row in rows {
@@ -112,6 +178,14 @@ fn read(connection: &Connection) -> rusqlite::Result<(Vec<SavedAlert>, usize)> {
             // A value of another type.
             Ok(None) | Err(rusqlite::Error::InvalidColumnType(..)) => unreadable = unreadable.saturating_add(1),
             Err(error) => return Err(error),
+        }
+    }
+    let over: Option<String> = connection.query_row(SELECT_OVER, [], |row| row.get(0)).optional()?.flatten();
+    let over: Vec<Value> = over.and_then(|over| serde_json::from_str(&over).ok()).unwrap_or_default();
+    for value in over.iter().take(MAX_SAVED) {
+        match SavedAlert::from_json(value, AlertChange::Resolved) {
+            Some(alert) => alerts.push(alert),
+            None => unreadable = unreadable.saturating_add(1),
         }
     }
     Ok((alerts, unreadable))

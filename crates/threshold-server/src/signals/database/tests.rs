@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
-use threshold_core::alert::AlertLevel;
+use threshold_core::alert::{AlertChange, AlertLevel};
 use threshold_core::policy::AlertOn;
 
 use super::*;
 use crate::desk::tests::{Folder as TestFolder, START};
+use crate::signals::alerts::{Notice, host_name};
+use crate::signals::sinks::{Told, ToldTo};
 
 const RETENTION: Retention = Retention { age: Span::from_secs(86_400), bytes: 64 << 20 };
 
@@ -316,8 +318,15 @@ fn a_file_that_another_program_has_changed_is_kept_if_it_is_sound() {
     assert_eq!((all(&database).len(), database.lost()), (2, 0));
 }
 
+/// An alert that one receiver has heard of at a lower level.
 fn saved(on: AlertOn, key: Option<&str>) -> SavedAlert {
-    SavedAlert { on, key: key.map(Into::into), level: AlertLevel::Critical, since: START }
+    let change = AlertChange::Raised(AlertLevel::Critical);
+    let (alert, key, node) = (on.usual(), key.map(Into::into), "node-1".into());
+    let notice = Notice { on, alert, key, change, count: 30, peak: 40, since: START, at: later(1), node };
+    SavedAlert {
+        notice,
+        told: Some(ToldTo::from([("slack-1 https://a.example".into(), Told::Raised(AlertLevel::Warning))])),
+    }
 }
 
 #[test]
@@ -334,11 +343,30 @@ fn raised_alerts_outlive_the_process() {
     assert_eq!(database.saved_alerts(START), alerts);
     let counts = database.alert_counts((AlertOn::IpBlocks, AlertOn::IpBlocks.usual()), START);
     assert_eq!(counts.unwrap(), [("203.0.113.7".to_owned(), START, 30)]);
-    database.save_alerts(&alerts[..1], START);
+    assert!(database.save_alerts(&alerts[..1], START));
     assert_eq!(database.saved_alerts(START), alerts[..1]);
+    // Two that are over while a receiver has yet to hear of it, and the next episode of one.
+    let over = |mut saved: SavedAlert| {
+        saved.notice.change = AlertChange::Resolved(AlertLevel::Critical);
+        saved
+    };
+    let all = [alerts.clone(), alerts.clone().map(over)].concat();
+    assert!(database.save_alerts(&all, START));
+    assert_eq!(database.saved_alerts(START), all);
+    // An earlier version has the columns only, and the name of the machine.
+    let connection = Connection::open(&path).unwrap();
+    connection
+        .execute_batch("DELETE FROM rate_limit_alerts WHERE level IS NULL; UPDATE rate_limit_alerts SET notice = NULL")
+        .unwrap();
+    let earlier = database.saved_alerts(START);
+    assert_eq!(
+        earlier.iter().map(|saved| saved.notice.id()).collect::<Vec<_>>(),
+        alerts.clone().map(|saved| saved.notice.id())
+    );
+    assert!(earlier.iter().all(|saved| saved.told.is_none() && saved.notice.node == host_name()));
     // Without a file they end with the process.
     let memory = EventDatabase::open(None, RETENTION, START);
-    memory.save_alerts(&alerts, START);
+    assert!(!memory.save_alerts(&alerts, START));
     assert_eq!(EventDatabase::open(None, RETENTION, START).saved_alerts(START), []);
 }
 

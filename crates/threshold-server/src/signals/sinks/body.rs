@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use threshold_core::Timestamp;
 use threshold_core::headers::iso_8601;
@@ -10,7 +10,7 @@ use threshold_core::text::printable;
 
 use crate::signals::alerts::{Node, Notice};
 
-/// The longest `dedup_key` that PagerDuty takes, in characters.
+/// The longest `dedup_key` that PagerDuty takes, in bytes.
 const MAX_DEDUP_KEY: usize = 255;
 
 /// The form of a body.
@@ -49,7 +49,7 @@ impl Form {
         let runbook = node.all_runbooks();
         let fields = json!({
             "event": "alert", "alert": "test", "state": "raised", "level": "warning", "key": null, "count": 0, "threshold": 0,
-            "periodSec": 0, "since": millis, "at": millis, "peak": 0, "node": node.name, "runbook": runbook,
+            "periodSec": 0, "since": millis, "at": millis, "peak": 0, "node": &*node.name, "runbook": runbook,
         });
         let text = format!("Threshold on {}: this is a test of alerts, and nothing has happened.", node.name);
         match self {
@@ -62,7 +62,7 @@ impl Form {
                         "event_action": action,
                         "dedup_key": dedup_key(&node.name, "test", ""),
                         "payload": {
-                            "summary": printable(&text), "source": node.name, "severity": "warning", "class": "test",
+                            "summary": printable(&text), "source": &*node.name, "severity": "warning", "class": "test",
                             "custom_details": fields,
                         },
                     })
@@ -97,7 +97,7 @@ fn slack_text(notice: &Notice, node: &Node) -> String {
     let icon = if notice.is_resolved() { ":white_check_mark:" } else { ":rotating_light:" };
     // An edge reports addresses as text. As code it forms no link, and escaped it mentions nobody (`<!channel>`).
     let key = notice.key.as_deref().map(|key| format!("`{}`", key.replace('`', "'"))).unwrap_or_default();
-    let text = slack_escaped(&format!("Threshold on {}: {}", node.name, sentence(notice, &key)));
+    let text = slack_escaped(&format!("Threshold on {}: {}", notice.node, sentence(notice, &key)));
     if notice.is_resolved() {
         return format!("{icon} {text}");
     }
@@ -117,21 +117,32 @@ fn pager_duty(notice: &Notice, routing_key: &str, node: &Node) -> Value {
         "event_action": if notice.is_resolved() { "resolve" } else { "trigger" },
         // The same for all of an episode: PagerDuty makes one incident of it. Another one for each node, or the end on one node would
         // close the incident of the others.
-        "dedup_key": dedup_key(&node.name, notice.on.name(), key),
+        "dedup_key": dedup_key(&notice.node, notice.on.name(), key),
         "payload": {
             "summary": printable(&format!("Threshold: {}", sentence(notice, key))),
-            "source": node.name,
+            "source": &*notice.node,
             "severity": notice.level().name(),
             "timestamp": iso_8601(seconds),
             "class": notice.on.name(),
-            "custom_details": notice.fields(node),
+            "custom_details": printable_texts(notice.fields(node)),
         },
     })
 }
 
+/// Escapes the characters that could make a person read something else, such as one that reverses the text after it.
+fn printable_texts(mut fields: Map<String, Value>) -> Map<String, Value> {
+    for value in fields.values_mut() {
+        if let Value::String(text) = value {
+            *text = printable(text).into_owned();
+        }
+    }
+    fields
+}
+
+/// Returns the key of an incident. If PagerDuty would not take it as it is, a digest stands in for the names in it.
 fn dedup_key(host: &str, name: &str, key: &str) -> String {
     let whole = format!("threshold/{host}/{name}/{key}");
-    if whole.len() <= MAX_DEDUP_KEY {
+    if whole.len() <= MAX_DEDUP_KEY && printable(&whole) == whole {
         return whole;
     }
     let digest: String = Sha256::digest(format!("{host}/{key}")).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -158,6 +169,7 @@ mod tests {
             peak: 120,
             since: at,
             at: at.plus(Span::MINUTE),
+            node: "node-1".into(),
         }
     }
 
@@ -229,10 +241,19 @@ mod tests {
         assert_eq!(critical["payload"]["custom_details"]["key"], "203.0.113.7");
         assert_eq!(critical["payload"]["source"], "node-1");
         assert_eq!(critical["payload"]["custom_details"]["runbook"], "docs/runbooks/ip-blocks.md");
-        let long = notice(Some(&"x".repeat(256)), AlertChange::Raised(AlertLevel::Warning));
-        let body: Value = serde_json::from_str(&form.write(&long, &node)).unwrap();
-        assert_eq!(body["dedup_key"].as_str().unwrap().len(), "threshold/ip_blocks/".len() + 64);
-        assert!(body["payload"]["summary"].as_str().unwrap().len() <= 1_024);
+        // The key stays with the episode, whatever the server is called by now.
+        let mut renamed = Node::of_test();
+        renamed.name = "node-2".into();
+        let over = form.write(&notice(Some("203.0.113.7"), AlertChange::Resolved(AlertLevel::Critical)), &renamed);
+        assert!(over.contains(r#""dedup_key":"threshold/node-1/ip_blocks/203.0.113.7""#), "{over}");
+        for odd in ["x".repeat(256), "\u{e9}".repeat(128), "203.0.113.7\u{202e}".to_owned(), "a\nb".to_owned()] {
+            let odd = notice(Some(&odd), AlertChange::Raised(AlertLevel::Warning));
+            let body: Value = serde_json::from_str(&form.write(&odd, &node)).unwrap();
+            assert_eq!(body["dedup_key"].as_str().unwrap().len(), "threshold/ip_blocks/".len() + 64);
+            let (summary, key) = (&body["payload"]["summary"], &body["payload"]["custom_details"]["key"]);
+            assert!(summary.as_str().unwrap().len() <= 1_024);
+            assert!([summary, key].map(|text| text.as_str().unwrap()).iter().all(|text| printable(text) == *text));
+        }
     }
 
     #[test]

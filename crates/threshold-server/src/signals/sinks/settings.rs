@@ -31,7 +31,7 @@ pub(crate) struct SinkSettings {
     pub(super) keys: Arc<[SigningKey]>,
     pub(super) reach: Reach,
     pub(super) tls: TlsConfig,
-    pub(super) node: Node,
+    pub(crate) node: Node,
 }
 
 /// The names of all receivers, for operators. Of a URL, the scheme and the host.
@@ -74,8 +74,8 @@ impl FromStr for Lines {
 
 impl SinkSettings {
     /// Reads the environment. Nothing is opened and nothing is sent.
-    pub(crate) fn from_environment(lines: &[Lines], reach: Reach) -> anyhow::Result<Self> {
-        Self::read(lines, reach, |name| match std::env::var(name) {
+    pub(crate) fn from_environment(lines: &[Lines], reach: Reach, node: Option<&str>) -> anyhow::Result<Self> {
+        Self::read(lines, reach, node, |name| match std::env::var(name) {
             Ok(text) if text.trim().is_empty() => bail!("{name} is set but empty: give a value, or unset it"),
             Ok(text) => Ok(Some(text)),
             Err(std::env::VarError::NotPresent) => Ok(None),
@@ -86,9 +86,10 @@ impl SinkSettings {
     pub(super) fn read(
         lines: &[Lines],
         reach: Reach,
+        node: Option<&str>,
         variable: impl Fn(&str) -> anyhow::Result<Option<String>>,
     ) -> anyhow::Result<Self> {
-        let node = Node::read(&variable)?;
+        let node = Node::read(node, &variable)?;
         let token = variable(EVENTS_TOKEN)?.map(|token| header_text(EVENTS_TOKEN, &token)).transpose()?;
         let events = match variable(EVENTS_URL)? {
             Some(url) => Some((target(url.trim(), reach).context(EVENTS_URL)?, token)),
@@ -122,11 +123,11 @@ impl SinkSettings {
         Ok(Self { lines: lines.to_vec(), events, alerts, keys: keys.into(), reach, tls, node })
     }
 
+    /// Returns the names of the sinks of events. Receivers of alerts have theirs when they are started.
     pub(super) fn names(&self) -> Names {
         let lines = self.lines.iter().map(Lines::to_string);
         let events = self.events.iter().map(|(target, _)| target.name.clone());
-        let alerts = self.alerts.iter().map(|(target, _)| target.name.clone());
-        Names { events: lines.chain(events).collect(), alerts: alerts.collect() }
+        Names { events: lines.chain(events).collect(), alerts: Vec::new() }
     }
 
     /// Checks the files, and creates none.

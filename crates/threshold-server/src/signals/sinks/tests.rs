@@ -92,7 +92,7 @@ fn read(stream: &TcpStream) -> Got {
 
 fn settings(lines: &[Lines], reach: Reach, variables: &[(&str, &str)]) -> anyhow::Result<SinkSettings> {
     let find = |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned());
-    SinkSettings::read(lines, reach, |name| Ok(find(name)))
+    SinkSettings::read(lines, reach, None, |name| Ok(find(name)))
 }
 
 /// Starts sinks that may reach this machine and lose patience within milliseconds.
@@ -110,7 +110,7 @@ fn batch(numbers: std::ops::Range<usize>) -> Arc<[Event]> {
 
 fn notice(change: AlertChange) -> Notice {
     let (on, at) = (AlertOn::EdgeBlocks, Timestamp::from_secs(1_767_225_600));
-    Notice { on, alert: on.usual(), key: None, change, count: 100, peak: 100, since: at, at }
+    Notice { on, alert: on.usual(), key: None, change, count: 100, peak: 100, since: at, at, node: "node-1".into() }
 }
 
 const RAISED: AlertChange = AlertChange::Raised(AlertLevel::Warning);
@@ -171,7 +171,8 @@ fn what_fails_is_tried_again_under_the_same_id_until_it_is_accepted() {
 fn what_is_refused_is_lost_and_the_next_is_sent() {
     let (alerts, got) = receiver(&["400 No", "301 Moved\r\nlocation: http://127.0.0.1:1/", "200 OK"]);
     let sinks = start(&[], &[("THRESHOLD_ALERT_URL", &format!("http://{alerts}/"))]);
-    (0..3).for_each(|_| sinks.alert(&notice(RAISED)));
+    let later = |seconds: u64| Timestamp::from_secs(1_767_225_600 + seconds);
+    (0..3).for_each(|seconds| sinks.alert(&Notice { at: later(seconds), ..notice(RAISED) }));
     let ids: Vec<String> =
         (0..3).map(|_| got.recv_timeout(LONG).unwrap().field("webhook-id").unwrap().to_owned()).collect();
     assert!(ids[0] != ids[1] && ids[1] != ids[2], "{ids:?}");
@@ -214,8 +215,9 @@ fn a_test_message_is_sent_once_to_every_receiver() {
     let urls = format!("slack+http://{refusing}/secret pagerduty+http://{pager}/");
     let sinks = start(&[], &[("THRESHOLD_ALERT_URL", &urls), ("THRESHOLD_PAGERDUTY_KEY", "key")]);
     let tested = sinks.test(Timestamp::from_secs(1_767_225_600)).unwrap();
-    let named = |address, result| Tested { name: format!("http://{address}"), result };
-    assert_eq!(tested, [named(refusing, Err("answered 500".to_owned())), named(pager, Ok(()))]);
+    let named = |kind, address, result| Tested { name: format!("{kind}-1 http://{address}").into(), result };
+    let refused = named("slack", refusing, Err("answered 500".to_owned()));
+    assert_eq!(tested, [refused, named("pagerduty", pager, Ok(()))]);
     assert!(got.recv_timeout(LONG).unwrap().body.contains("this is a test"));
     let actions: Vec<bool> =
         (0..2).map(|_| incidents.recv_timeout(LONG).unwrap().body.contains(r#""event_action":"resolve""#)).collect();
@@ -277,8 +279,52 @@ fn a_dead_receiver_fills_its_queue_and_delays_nothing() {
     let busy_as_well = dead.accept().unwrap();
     (0..2 * MAX_NOTICES).for_each(|_| only_dead.alert(&notice(RAISED)));
     assert_eq!(only_dead.lost(), u64::try_from(MAX_NOTICES).unwrap());
-    [events, alerts, only_dead].iter().for_each(|sinks| sinks.close(Duration::ZERO));
+    [events, alerts, only_dead].iter().for_each(|sinks| drop(sinks.close(Duration::ZERO)));
     drop((busy, busy_too, busy_as_well));
+}
+
+/// A receiver that returns while the server stops has the last alert, and what it does not take is left for the next process.
+///
+/// Woken by a pause that goes on when the server stops, and by counting what is left as lost.
+#[test]
+fn a_server_that_stops_tries_again_and_says_what_is_left() {
+    let patience = Patience { tries: 20, first_pause: LONG, longest_pause: LONG, longest: LONG * 40 };
+    let (returning, got) = receiver(&["503 Later", "503 Later", "200 OK"]);
+    let (away, tried) = receiver(&["503 Later"]);
+    let urls = format!("http://{returning}/ slack+http://{away}/");
+    let settings = settings(&[], Reach::Private, &[("THRESHOLD_ALERT_URL", &urls)]).unwrap();
+    let sinks = Sinks::start_with(settings, QUICK, patience).unwrap();
+    let (raised, over) = (notice(RAISED), notice(AlertChange::Resolved(AlertLevel::Warning)));
+    sinks.alert(&raised);
+    let first = got.recv_timeout(LONG).unwrap();
+    tried.recv_timeout(LONG).unwrap();
+    // It is over before anybody has heard of it.
+    sinks.alert(&over);
+    let left = sinks.close(Duration::from_secs(2));
+    let second = got.recv_timeout(LONG).unwrap();
+    assert_eq!(first.field("webhook-id"), second.field("webhook-id"));
+    let third = got.recv_timeout(LONG).unwrap();
+    assert!(third.body.contains(r#""state":"raised""#), "{}", third.body);
+    // The receiver that has ended does not take the end.
+    let names = [format!("webhook-1 http://{returning}"), format!("slack-1 http://{away}")];
+    let expect: BTreeMap<Arc<str>, usize> =
+        names.iter().zip([1, 2]).map(|(name, left)| (name.as_str().into(), left)).collect();
+    assert_eq!((left.clone(), sinks.lost()), (expect, 0));
+    let saved = sinks.to_save([]);
+    assert_eq!((saved.len(), &saved[0].notice), (1, &over));
+    assert_eq!(saved[0].told, Some(ToldTo::from([(names[0].as_str().into(), Told::Raised(AlertLevel::Warning))])));
+    sinks.count_left(&left);
+    assert_eq!(sinks.lost_by_sink().collect::<Vec<_>>(), [("webhook-1", 1), ("slack-1", 2)]);
+    // The next process tells each what it has not heard.
+    let (one, at_one) = receiver(&["200 OK"]);
+    let (two, at_two) = receiver(&["200 OK", "200 OK"]);
+    let next = start(&[], &[("THRESHOLD_ALERT_URL", &format!("http://{one}/ slack+http://{two}/"))]);
+    let told = [(format!("webhook-1 http://{one}").as_str().into(), Told::Raised(AlertLevel::Warning))].into();
+    next.restore(&SavedAlert { notice: over.clone(), told: Some(told) }, false, over.at);
+    assert!(at_one.recv_timeout(LONG).unwrap().body.contains("resolved"));
+    let bodies = [(); 2].map(|()| at_two.recv_timeout(LONG).unwrap().body);
+    assert!(bodies[0].contains(":rotating_light:") && bodies[1].contains("resolved"), "{bodies:?}");
+    assert_eq!((next.close(LONG).len(), next.to_save([]), next.lost()), (0, vec![], 0));
 }
 
 #[test]
@@ -312,7 +358,8 @@ fn no_reason_of_a_failure_has_a_part_of_the_url() {
         let webhook =
             Webhook { agent, url: url.parse().unwrap(), token: Some("CANARY".into()), keys: [].into(), patience };
         let mut reasons = Vec::new();
-        assert!(!webhook.deliver("{}", &Stop::default(), |reason| reasons.push(reason.to_owned())));
+        let delivery = webhook.deliver(("msg_1", "{}"), &Stop::default(), |reason| reasons.push(reason.to_owned()));
+        assert_eq!(delivery, Delivery::Lost);
         assert!(
             reasons.len() == 1 && !reasons[0].contains("CANARY") && !reasons[0].contains("services"),
             "{reasons:?}"
@@ -338,7 +385,8 @@ fn try_host(host: &str, reach: Reach) -> (String, bool) {
     let agent = webhook::agent(TlsConfig::default(), reach);
     let webhook = Webhook { agent, url, token: None, keys: [].into(), patience };
     let mut reasons = Vec::new();
-    assert!(!webhook.deliver("{}", &Stop::default(), |reason| reasons.push(reason.to_owned())));
+    let delivery = webhook.deliver(("msg_1", "{}"), &Stop::default(), |reason| reasons.push(reason.to_owned()));
+    assert_eq!(delivery, Delivery::Lost);
     let connected = listener.accept().map(drop).map_err(|error| error.kind()) != Err(ErrorKind::WouldBlock);
     (reasons.concat(), connected)
 }
@@ -410,7 +458,7 @@ fn a_name_that_changes_its_address_is_connected_to_where_it_was_checked() {
     let patience = Patience { tries: 1, ..QUICK };
     let agent = webhook::agent_with(TlsConfig::default(), Reach::Private, Rebinding(Mutex::new(addresses)));
     let webhook = Webhook { agent, url: url.clone(), token: None, keys: [].into(), patience };
-    assert!(!webhook.deliver("{}", &Stop::default(), |_| ()));
+    assert_eq!(webhook.deliver(("msg_1", "{}"), &Stop::default(), |_| ()), Delivery::Lost);
     assert_eq!(got.recv_timeout(LONG).unwrap().field("host"), Some("rebind.example"));
     assert_eq!(inside.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     // The next request resolves again, and is checked again.
@@ -418,7 +466,8 @@ fn a_name_that_changes_its_address_is_connected_to_where_it_was_checked() {
     let agent = webhook::agent_with(TlsConfig::default(), Reach::Public, Rebinding(Mutex::new(addresses)));
     let webhook = Webhook { agent, url, token: None, keys: [].into(), patience };
     let mut reasons = Vec::new();
-    assert!(!webhook.deliver("{}", &Stop::default(), |reason| reasons.push(reason.to_owned())));
+    let delivery = webhook.deliver(("msg_1", "{}"), &Stop::default(), |reason| reasons.push(reason.to_owned()));
+    assert_eq!(delivery, Delivery::Lost);
     assert_eq!(reasons, [guard::PrivateAddress.to_string()]);
     assert_eq!(inside.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
 }

@@ -80,6 +80,16 @@ pub(super) struct Webhook {
     pub(super) patience: Patience,
 }
 
+/// What became of a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Delivery {
+    Accepted,
+    /// It was refused, or not accepted in time, and is given up.
+    Lost,
+    /// The server stops before it was accepted.
+    Stopped,
+}
+
 /// Why a request was not accepted. The text has no part of the URL, whose path may be a secret.
 struct Failure {
     reason: String,
@@ -88,24 +98,26 @@ struct Failure {
 }
 
 impl Webhook {
-    /// Posts a body until it is accepted. Tells the reason of each try that fails, and returns whether one was accepted.
-    pub(super) fn deliver(&self, body: &str, stop: &Stop, mut failed: impl FnMut(&str)) -> bool {
-        // The same for all tries: by it a receiver knows what it has already got.
-        let id = new_id();
+    /// Posts a body until it is accepted, with the same id for all tries: by it a receiver knows what it has already got. Tells the
+    /// reason of each try that fails.
+    pub(super) fn deliver(&self, (id, body): (&str, &str), stop: &Stop, mut failed: impl FnMut(&str)) -> Delivery {
         let begin = Instant::now();
         let mut pause = self.patience.first_pause;
         for _ in 0..self.patience.tries {
-            let Err(Failure { reason, retry }) = self.post(&id, body) else { return true };
+            let Err(Failure { reason, retry }) = self.post(id, body) else { return Delivery::Accepted };
             failed(&reason);
-            let Some(asked) = retry else { return false };
+            let Some(asked) = retry else { return Delivery::Lost };
             let asked = asked.unwrap_or_default().min(self.patience.longest_pause);
             let wait = pause.mul_f64(rand::rng().random_range(0.5..=1.0)).max(asked);
-            if begin.elapsed().saturating_add(wait) > self.patience.longest || stop.wait(wait) {
-                return false;
+            if begin.elapsed().saturating_add(wait) > self.patience.longest {
+                break;
+            }
+            if !stop.pause(wait) {
+                return Delivery::Stopped;
             }
             pause = pause.saturating_mul(2).min(self.patience.longest_pause);
         }
-        false
+        if stop.is_stopping() { Delivery::Stopped } else { Delivery::Lost }
     }
 
     /// Posts a body once. Returns the reason if it is not accepted.
@@ -141,7 +153,7 @@ impl Webhook {
     }
 }
 
-fn new_id() -> String {
+pub(super) fn new_id() -> String {
     format!("msg_{:032x}", rand::random::<u128>())
 }
 
@@ -179,23 +191,37 @@ pub(super) fn agent_with(tls: TlsConfig, reach: Reach, resolver: impl Resolver) 
     Agent::with_parts(config, DefaultConnector::default(), GuardedResolver { resolver, reach })
 }
 
-/// Ends the pauses between tries, when the server stops.
+/// The longest pause of a server that stops: it has a few seconds in which the receiver may return.
+const LAST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Shortens the pauses between tries when the server stops.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
-    stopped: Mutex<bool>,
+    /// When no further try begins, once the server stops.
+    until: Mutex<Option<Instant>>,
     changed: Condvar,
 }
 
 impl Stop {
-    pub(super) fn stop(&self) {
-        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    pub(super) fn stop(&self, at_most: Duration) {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now().checked_add(at_most);
         self.changed.notify_all();
     }
 
-    /// Waits, and returns whether the server stops.
-    fn wait(&self, time: Duration) -> bool {
-        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(stopped, time, |stopped| !*stopped);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+    fn is_stopping(&self) -> bool {
+        self.until.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Waits before the next try, and returns whether there is one. A pause during which the server stops is over.
+    fn pause(&self, time: Duration) -> bool {
+        let until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(end) = *until else {
+            let waited = self.changed.wait_timeout_while(until, time, |until| until.is_none());
+            return waited.unwrap_or_else(PoisonError::into_inner).0.is_none_or(|end| Instant::now() < end);
+        };
+        drop(until);
+        let left = end.saturating_duration_since(Instant::now());
+        std::thread::sleep(time.min(LAST_PAUSE).min(left));
+        left > LAST_PAUSE
     }
 }
