@@ -94,6 +94,11 @@ fn value(value: Option<&Value>) -> Option<String> {
         Some(Value::String(text)) => is_plain(text).then(|| text.clone()),
         Some(Value::Integer(number)) => Some(number.to_string()),
         Some(Value::Boolean(is)) => Some(is.to_string()),
+        Some(Value::Array(items)) => {
+            let items = items.iter().map(|item| item.as_str().filter(|text| is_plain(text)));
+            let text = format!("[{}]", items.collect::<Option<Vec<_>>>()?.join(", "));
+            is_plain(&text).then_some(text)
+        }
         Some(_) => None,
     }
 }
@@ -149,6 +154,7 @@ mod tests {
             ("20/h", "2/h"),
             ("10/min", "5/min"),
             ("600/h\"", "60/h\"\nmode = \"observe\"\nmessage = \"a line\\nand another\"\nmatch = { path = \"/\" }"),
+            ("[\"tenant\"]", "[\"tenant\", \"user\"]"),
             ("\"old\"", "\"new\""),
         ] {
             assert!(new.contains(from), "{from}");
@@ -158,7 +164,7 @@ mod tests {
         let rules = [
             "rule new added",
             "rule old removed",
-            "rule plan: limit 600/h -> 60/h, match changed, message changed, mode unset -> observe",
+            "rule plan: limit 600/h -> 60/h, match changed, message changed, mode unset -> observe, per [tenant] -> [tenant, user]",
         ];
         let common = ["identity changed", "lists changed", "[login]: ip 10/min -> 5/min"];
         let public = changes(OLD, &new, Tenants::Unnamed);

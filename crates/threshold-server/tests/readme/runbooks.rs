@@ -82,7 +82,7 @@ const RUNBOOKS: &[Runbook] = &[
     },
     Runbook {
         before: r#"pair="openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=limits"
-                   TZ=UTC faketime '2020-01-01 00:00:00' $pair -days 1 -keyout key.pem -out cert.pem 2>/dev/null
+                   TZ=UTC faketime -f '2020-01-01 00:00:00' $pair -days 1 -keyout key.pem -out cert.pem 2>/dev/null
                    $pair -days 30 -keyout key.new.pem -out cert.new.pem 2>/dev/null"#,
         serve: "threshold serve policy.toml --tls-cert cert.pem --tls-key key.pem",
         ..Runbook::new("certificate", "")
