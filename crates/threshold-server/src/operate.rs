@@ -16,6 +16,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde_json::{Value, json};
+use threshold_core::key::write_name;
 use threshold_core::policy::Ban;
 use threshold_core::text::printable;
 use threshold_core::{Span, Standing};
@@ -288,8 +289,11 @@ fn bans_in_file(path: &Path) -> anyhow::Result<Vec<Value>> {
         // The file keeps ended bans until a running server sweeps them.
         if let Some((ban, id)) = ban.filter(|ban| ban.until > now).zip(row.digest()) {
             let until = (ban.until < threshold_core::Timestamp::MAX).then(|| ban.until.secs_ceil());
+            let key = ban.whom.key();
+            // A ladder's ban of a secret name has its digest, and a ban by an operator the name itself.
+            let key = if &*ban.by == "ladder" { key } else { write_name(&key).into_owned() };
             bans.push(json!({
-                "id": format!("{:032x}", id.to_u128()), "layer": ban.whom.layer().name(), "key": ban.whom.key(),
+                "id": format!("{:032x}", id.to_u128()), "layer": ban.whom.layer().name(), "key": key,
                 "reason": ban.reason, "by": ban.by, "from": ban.from.secs_ceil(), "until": until,
             }));
         }

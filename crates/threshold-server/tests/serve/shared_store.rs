@@ -511,4 +511,9 @@ fn the_logins_of_an_address_are_shown_and_forgiven_and_its_digest_is_named_witho
     assert_eq!((status, &away["error"]), (503, &json!("unavailable")));
     let message = away["message"].as_str().unwrap();
     assert!(message.ends_with(" is edge 2001:db8::7"), "{message}");
+    // Of a login, the event shows the digest of the account as that of a user.
+    let events = one.connect().send("GET", "/v1/events?limit=1", &[], "").unwrap().json();
+    let user = events["events"][0]["userId"].as_str().unwrap().replace('#', "%23");
+    let away = one.connect().send("GET", &format!("/v1/subjects/account/{user}"), &[], "").unwrap();
+    assert!(away.status == 503 && away.body.contains(" is account eve\""), "{}", away.body);
 }

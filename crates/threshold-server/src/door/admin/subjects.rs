@@ -10,8 +10,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::Timestamp;
 use threshold_core::ladder::Penalty;
-use threshold_core::policy::{Listed, Mode, Policy};
+use threshold_core::policy::{Layer, Listed, Mode, Policy};
 use threshold_limiter::api::{layer_named, unknown_layer};
+use threshold_limiter::store::StoreError;
 
 use super::operator::{Operator, Reader};
 use super::{BanBody, ChangedBody, ReasonQuery, hexadecimal};
@@ -183,14 +184,13 @@ pub(super) async fn show(
         Target::Subject(layer, _) if *name != key => app.desk.shown_name(layer, &name),
         _ => key.clone(),
     };
-    let subject = app.desk.subject(target.with_key(&name)).await.map_err(|error| match error {
-        // The name behind a digest is known without the store.
-        OperationError::Store(error) if *name != key => {
-            let error = ApiError::from(error);
-            let message = format!("{}; {key} is {layer} {shown}", error.body.message());
-            ApiError { body: ApiError::new(error.status, "unavailable", message).body, ..error }
+    let subject = app.desk.subject(target.with_key(&name)).await.map_err(|error| match (error, target) {
+        (OperationError::Store(error), Target::Subject(..)) => with_name(error, &layer, &key, &shown),
+        (OperationError::Store(error), Target::Account(_)) => {
+            let name = app.desk.named(Layer::User, &key).map(|name| app.desk.shown_name(Layer::User, &name));
+            with_name(error, &layer, &key, name.as_ref().unwrap_or(&key))
         }
-        other => other.into(),
+        (other, _) => other.into(),
     })?;
     Ok(json(StatusCode::OK, &SubjectBody::new(subject, layer, shown, &app.desk.policy())))
 }
@@ -205,6 +205,16 @@ pub(super) async fn forgive(
     let name = named(target, &app)?;
     app.desk.forgive(&operator.0, target.with_key(&name), reason.as_deref()).await?;
     Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
+}
+
+/// Adds to an error of the store whose digest the key is, which is known without the store.
+fn with_name(error: StoreError, layer: &str, key: &str, shown: &str) -> ApiError {
+    let error = ApiError::from(error);
+    if shown == key {
+        return error;
+    }
+    let message = format!("{}; {key} is {layer} {shown}", error.body.message());
+    ApiError { body: ApiError::new(error.status, "unavailable", message).body, ..error }
 }
 
 /// Returns the name behind a digest, or the key as it is.
