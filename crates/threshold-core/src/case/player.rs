@@ -286,7 +286,7 @@ impl LedgerPlayer {
         if let Err(message) = policy.subject_key(layer, &args.key) {
             return Ok(error_json("bad_request", &message.to_string(), "key"));
         }
-        self.execute(&Command::Forgive { keys: policy.keys_of(layer, &args.key) }, now);
+        self.execute(&Command::Forgive { keys: policy.forgiven_keys(layer, &args.key) }, now);
         Ok(json!({"ok": true}))
     }
 

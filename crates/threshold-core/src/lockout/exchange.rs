@@ -11,6 +11,7 @@ use crate::codec::Format;
 use crate::decision::Cause;
 use crate::key::{Digest, TraceId};
 use crate::limit::Limit;
+use crate::plan::SubjectKeys;
 use crate::policy::{Layer, Listed, Policy, UserScope};
 use crate::secret::{Secret, Secrets};
 use crate::time::{Span, Timestamp};
@@ -73,6 +74,15 @@ impl Policy {
         let login = self.login().filter(|_| layer == Layer::Edge)?;
         let group = AddressGroup::of(parse_address(key)?, self.identity().ipv6_prefix);
         Some((address_digest(self.key(), group), login.ip.into()))
+    }
+
+    /// Returns the keys of everything that forgiving a subject clears: those of [`keys_of`](Self::keys_of), and of an address the
+    /// budget of its login attempts.
+    #[must_use]
+    pub fn forgiven_keys(&self, layer: Layer, key: &str) -> SubjectKeys {
+        let mut keys = self.keys_of(layer, key);
+        keys.balances.extend(self.login_budget_of(layer, key));
+        keys
     }
 }
 

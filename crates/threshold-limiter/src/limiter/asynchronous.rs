@@ -131,9 +131,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Returns an error if the store cannot answer.
     pub async fn forgive_async(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
-        let policy = self.policy();
-        let mut keys = policy.keys_of(layer, key);
-        keys.balances.extend(policy.login_budget_of(layer, key));
+        let keys = self.policy().forgiven_keys(layer, key);
         let (room, standings): (Vec<_>, _) = (keys.all().collect(), keys.standings.clone());
         self.perform(Operation::Forgive, room.first().copied(), async {
             self.execute(Command::Forgive { keys }).await?;

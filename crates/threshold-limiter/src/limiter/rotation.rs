@@ -186,9 +186,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Removes what is still stored of a subject under digests of the old secret.
     pub(super) async fn forgive_previous(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
         let Some(previous) = &self.previous else { return Ok(()) };
-        let policy = previous.policy.load();
-        let mut keys = policy.keys_of(layer, key);
-        keys.balances.extend(policy.login_budget_of(layer, key));
+        let keys = previous.policy.load().forgiven_keys(layer, key);
         self.execute(Command::Forgive { keys }).await.map(drop)
     }
 
