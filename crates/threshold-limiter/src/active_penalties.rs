@@ -3,8 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use threshold_core::event::EventId;
 use threshold_core::plan::Verb;
-use threshold_core::{Digest, Standing, Timestamp};
+use threshold_core::{Digest, Event, Standing, Timestamp};
 
 use crate::observer::{ObservedDecision, ObservedOperation, Observer, Operation, OperationResult};
 
@@ -67,6 +68,18 @@ pub struct PenaltyCounts {
     pub locks: u64,
 }
 
+/// A shadow ban in force.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ActiveShadowBan {
+    /// The key of its standing, as the store keeps it.
+    pub key: Digest,
+    /// The subject as [events](crate::events) name it, `user=u1`; `None` if it was restored.
+    pub subject: Option<Box<str>>,
+    /// When it ends, unless further strikes follow.
+    pub until: Timestamp,
+}
+
 #[derive(Debug, Default)]
 struct Penalties {
     bans: Expiring,
@@ -86,14 +99,27 @@ impl ActivePenalties {
         }
     }
 
+    /// Returns the shadow bans that end last, at most so many.
+    #[must_use]
+    pub fn shadow_bans(&self, now: Timestamp, most: usize) -> Vec<ActiveShadowBan> {
+        let mut penalties = self.penalties();
+        penalties.shadow_bans.count(now);
+        let Expiring { ends, ordered } = &penalties.shadow_bans;
+        let listed = ordered.iter().rev().take(most).map(|(until, key)| {
+            let subject = ends.get(key).and_then(|(_, subject)| subject.clone());
+            ActiveShadowBan { key: *key, subject, until: *until }
+        });
+        listed.collect()
+    }
+
     /// Counts the penalties of a standing that was restored.
     pub fn restore(&self, key: Digest, standing: &Standing, now: Timestamp) {
         let mut penalties = self.penalties();
         if let Some(until) = standing.banned_until().filter(|until| *until > now) {
-            penalties.bans.set(key, until);
+            penalties.bans.set(key, until, None);
         }
         if standing.is_shadowed(now) {
-            penalties.shadow_bans.set(key, standing.decays_at());
+            penalties.shadow_bans.set(key, standing.decays_at(), None);
         }
     }
 
@@ -110,7 +136,7 @@ impl ActivePenalties {
     pub fn lock(&self, account: Digest, until: Option<Timestamp>) {
         let mut penalties = self.penalties();
         match until {
-            Some(until) => penalties.locks.set(account, until),
+            Some(until) => penalties.locks.set(account, until, None),
             None => penalties.locks.remove(account),
         }
     }
@@ -121,14 +147,19 @@ impl ActivePenalties {
         let verb = if operation == Operation::Record { Verb::Record } else { Verb::Check };
         // The same facts under the same policy have the same subjects, in the same order.
         let Ok(plan) = policy.plan_for(verb, facts) else { return };
+        let named = || {
+            let event = Event::from_any_decision(decision, facts, policy, EventId::new([0; 16]));
+            event.strike.map(|strike| strike.subject)
+        };
         let mut penalties = self.penalties();
         for strike in &*decision.escalations {
             let Some(subject) = plan.subjects().get(strike.subject) else { continue };
             if let Some(until) = strike.banned_until {
-                penalties.bans.set(subject.key(), until);
+                penalties.bans.set(subject.key(), until, None);
             }
             if strike.shadowed {
-                penalties.shadow_bans.set(subject.key(), decision.at.plus(subject.decay()));
+                // An event names one subject. Of two that one request shadow bans, both are listed under it.
+                penalties.shadow_bans.set(subject.key(), decision.at.plus(subject.decay()), named());
             }
         }
     }
@@ -159,15 +190,15 @@ impl Observer for ActivePenalties {
 /// Keys, each with the time at which it ends.
 #[derive(Debug, Default)]
 struct Expiring {
-    ends: HashMap<Digest, Timestamp>,
+    ends: HashMap<Digest, (Timestamp, Option<Box<str>>)>,
     /// The same in the order of their ends.
     ordered: BTreeSet<(Timestamp, Digest)>,
 }
 
 impl Expiring {
-    fn set(&mut self, key: Digest, until: Timestamp) {
+    fn set(&mut self, key: Digest, until: Timestamp, subject: Option<Box<str>>) {
         self.remove(key);
-        self.ends.insert(key, until);
+        self.ends.insert(key, (until, subject));
         self.ordered.insert((until, key));
         if self.ends.len() > MAX_COUNTED {
             self.drop_first();
@@ -175,7 +206,7 @@ impl Expiring {
     }
 
     fn remove(&mut self, key: Digest) {
-        if let Some(until) = self.ends.remove(&key) {
+        if let Some((until, _)) = self.ends.remove(&key) {
             self.ordered.remove(&(until, key));
         }
     }

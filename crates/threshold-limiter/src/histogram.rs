@@ -83,6 +83,37 @@ impl HistogramReading {
         self.buckets.iter().enumerate().map(move |(place, count)| (bound(place), *count))
     }
 
+    /// Returns a time that this share of the counted times does not exceed, such as 0.99; `None` if nothing was counted. Times are
+    /// taken as evenly spread within a bucket, and those above the last bound as that bound.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> Option<Duration> {
+        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53, up to which a float is exact")]
+        let as_float = |count: u64| count as f64;
+        let wanted = as_float(self.count()) * share.clamp(0.0, 1.0);
+        let (mut below, mut lower) = (0.0, Duration::ZERO);
+        for (bound, count) in self.buckets() {
+            let Some(bound) = bound else { break };
+            let within = as_float(count);
+            if count > 0 && below + within >= wanted {
+                let part = ((wanted - below) / within).clamp(0.0, 1.0);
+                return Some(lower.saturating_add(bound.saturating_sub(lower).mul_f64(part)));
+            }
+            below += within;
+            lower = bound;
+        }
+        (self.count() > 0).then_some(lower)
+    }
+
+    /// Returns what was counted since an earlier reading of the same histogram.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let count = |place: usize| {
+            let of = |reading: &Self| reading.buckets.get(place).copied().unwrap_or(0);
+            of(self).saturating_sub(of(earlier))
+        };
+        Self { buckets: std::array::from_fn(count), nanos: self.nanos.saturating_sub(earlier.nanos) }
+    }
+
     /// Adds the counts of another histogram.
     pub fn add(&mut self, other: &Self) {
         for (own, other) in self.buckets.iter_mut().zip(other.buckets) {
@@ -114,6 +145,31 @@ mod tests {
                 "{nanos} ns"
             );
         }
+    }
+
+    /// Woken by returning the lower bound of the bucket, or by counting the wanted share from the end.
+    #[test]
+    fn a_quantile_lies_in_the_bucket_of_its_time() {
+        let histogram = Histogram::default();
+        assert_eq!(histogram.read().quantile(0.5), None);
+        (0..90).for_each(|_| histogram.observe(Duration::from_nanos(900)));
+        let earlier = histogram.read();
+        (0..10).for_each(|_| histogram.observe(Duration::from_millis(3)));
+        let reading = histogram.read();
+        let within = |share: f64, low: u64, high: u64| {
+            let found = reading.quantile(share).unwrap();
+            assert!((low..=high).contains(&u64::try_from(found.as_nanos()).unwrap()), "{share}: {found:?}");
+        };
+        within(0.0, 512, 1_024);
+        within(0.5, 512, 1_024);
+        within(0.9, 512, 1_024);
+        within(0.91, 2_097_152, 4_194_304);
+        within(1.0, 2_097_152, 4_194_304);
+        let later = reading.since(&earlier);
+        assert_eq!((later.count(), later.sum()), (10, Duration::from_millis(30)));
+        assert_eq!(earlier.since(&reading).count(), 0, "a reading never falls below zero");
+        histogram.observe(Duration::from_secs(100));
+        assert_eq!(histogram.read().quantile(1.0), Some(Duration::from_nanos(17_179_869_184)));
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub mod token;
 #[cfg(feature = "tower")]
 pub mod tower;
 
-pub use active_penalties::{ActivePenalties, PenaltyCounts};
+pub use active_penalties::{ActivePenalties, ActiveShadowBan, PenaltyCounts};
 pub use bans::BanList;
 #[cfg(feature = "memory")]
 pub use clock::SystemClock;

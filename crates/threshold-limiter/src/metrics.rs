@@ -18,6 +18,7 @@
 
 mod encode;
 mod shards;
+mod totals;
 mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +33,8 @@ use threshold_core::policy::{Mode, Policy, TokenError};
 use crate::observer::{
     ObservedDecision, ObservedOperation, Observer, Operation, OperationResult, Refused, TokenRefused,
 };
-use shards::{RuleCounts, Series, Shard, Shards, own_shard};
+use shards::{RuleCounts, Series, Shard, Shards, VERDICTS, own_shard};
+pub use totals::Totals;
 use watched::Watched;
 
 /// The metrics of one or more limiters. A clone refers to the same counters.
@@ -88,6 +90,8 @@ struct Rules {
     counts: BTreeMap<(&'static str, String), Arc<RuleCounts>>,
     /// Those that only observe.
     observing: BTreeSet<(&'static str, String)>,
+    /// The decisions by rules that later policies do not have.
+    removed: [u64; VERDICTS.len()],
 }
 
 impl Observer for Counts {
@@ -193,7 +197,7 @@ impl Counts {
     #[cold]
     fn series_of(&self, policy: &Policy) -> Series {
         let mut rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let Rules { generation, counts, observing } = &mut *rules;
+        let Rules { generation, counts, observing, removed } = &mut *rules;
         let observed = || policy.rules().iter().filter(|rule| rule.mode == Mode::Observe);
         let is_newest = generation.is_none_or(|newest| newest <= policy.generation());
         if is_newest {
@@ -201,7 +205,13 @@ impl Counts {
             let stays = |layer: &str, name: &str| {
                 layer == "none" || policy.rules().iter().any(|rule| (rule.layer.name(), &*rule.name) == (layer, name))
             };
-            counts.retain(|(layer, name), _| stays(layer, name));
+            counts.retain(|(layer, name), own| {
+                let stays = stays(layer, name);
+                if !stays {
+                    totals::add(removed, own.sums());
+                }
+                stays
+            });
             *observing = observed().map(|rule| (rule.layer.name(), rule.name.to_string())).collect();
         }
         let mut counts_of = |layer: &'static str, rule: &str| {

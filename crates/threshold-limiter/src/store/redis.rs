@@ -230,6 +230,13 @@ impl RedisStore {
         &self.warnings
     }
 
+    /// Asks the servers how they are, and returns what an operator should change: eviction, memory, clocks that differ from `now`, keys
+    /// that are unevenly spread, and servers that do not answer.
+    pub async fn examine(&self, now: Timestamp) -> Vec<String> {
+        let servers = &self.executor.servers;
+        inspect::examine(&servers.all(), servers.is_single(), now).await
+    }
+
     /// Ends the reservations that have expired and give back their charges. Returns how many there were. A node does this by
     /// itself twice a second.
     ///
