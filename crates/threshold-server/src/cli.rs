@@ -25,6 +25,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer over HTTP whether requests may cross
     Serve(Box<ServeArgs>),
+    /// Serve a policy with made-up traffic, and a dashboard to watch it
+    Demo(DemoArgs),
     /// Write a commented policy to standard output
     Init(InitArgs),
     /// Check a policy: exits with 0 if clean, 1 on warnings that are denied, 2 on errors
@@ -53,6 +55,12 @@ pub(crate) enum Command {
     Audit(crate::operate::AuditArgs),
     /// Explain a past decision, by its trace id
     Why(crate::operate::WhyArgs),
+    /// Print events as they come
+    Tail(crate::operate::TailArgs),
+    /// Check a running set-up, and say what should be changed
+    Doctor(crate::operate::DoctorArgs),
+    /// Watch a server: what it decides, and whom it blocks
+    Top(crate::operate::TopArgs),
     /// Copy the journal, also while a server runs
     Backup(BackupArgs),
     /// Replace the journal by a copy, while no server runs
@@ -63,6 +71,13 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Write a manual page to standard output
     Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Where to listen: HOST:PORT, or unix:PATH
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    pub(crate) http: Address,
 }
 
 #[derive(Debug, Args)]
@@ -94,6 +109,9 @@ pub(crate) struct ServeArgs {
     /// Accept a policy without rules, which limits nothing, at the start and on a reload
     #[arg(long)]
     pub(crate) allow_empty: bool,
+    /// Let operators save the policy file on the dashboard
+    #[arg(long, requires = "policy")]
+    pub(crate) allow_edit: bool,
     /// Where to count: memory, or a Redis that several servers share, as redis://HOST:PORT/DATABASE, redis+unix:///PATH,
     /// redis+sentinel://HOST:PORT,HOST:PORT/NAME or redis+cluster://HOST:PORT,HOST:PORT; rediss for redis is with TLS. A URL with a
     /// password belongs into THRESHOLD_STORE, because the list of processes shows the command line. Needs THRESHOLD_SECRET

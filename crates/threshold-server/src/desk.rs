@@ -19,6 +19,7 @@ mod subjects;
 pub(crate) mod tests;
 mod usage;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,18 +28,19 @@ use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, OnExpire};
-use threshold_core::{BytesError, Decision, Facts, Limit, PlanError, Receipt, Span, Timestamp, TraceId};
+use threshold_core::{BytesError, Decision, Facts, KeyId, Limit, PlanError, Receipt, Span, Timestamp, TraceId};
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, SaveError};
 use threshold_limiter::limiter::{LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::{AnyStore, EndError, Store as _, StoreError};
+use threshold_limiter::store::{AnyStore, EndError, KeyUsage, Store as _, StoreError};
 use threshold_limiter::tower::ThresholdLayer;
-use threshold_limiter::{ActivePenalties, Clock, LimitDecision, Limiter, PenaltyCounts, Reserved};
+use threshold_limiter::{ActivePenalties, ActiveShadowBan, Clock, LimitDecision, Limiter, PenaltyCounts, Reserved};
 
 use crate::log::{self, DenialLog, LogSampler};
 use crate::metrics::Metrics;
 use crate::otlp;
 use crate::signals::EventQueue;
+use crate::signals::recent_requests::RecentRequests;
 pub(crate) use ban_sets::{ImportedSet, NewBanSet, NewEnd, NewSetBan};
 pub(crate) use explained::PenaltyCause;
 use logins::LoginLog;
@@ -83,6 +85,8 @@ pub(crate) struct Desk {
     pub(crate) metrics: Metrics,
     /// The events of all decisions, until they are counted.
     pub(crate) events: Arc<EventQueue>,
+    /// The requests of the last hour, for rehearsals.
+    pub(crate) recent_requests: Arc<RecentRequests>,
     /// Counts the penalties in force.
     penalties: Arc<ActivePenalties>,
     /// `None` with `--no-db`.
@@ -127,7 +131,9 @@ impl Desk {
         let events = Arc::<EventQueue>::default();
         let penalties = Arc::<ActivePenalties>::default();
         let counted = Arc::<ActivePenalties>::clone(&penalties);
-        let builder = builder.observer(observer).observer(metrics.observer()).observer(counted);
+        let recent_requests = Arc::<RecentRequests>::default();
+        let recorded = Arc::<RecentRequests>::clone(&recent_requests);
+        let builder = builder.observer(observer).observer(metrics.observer()).observer(counted).observer(recorded);
         let builder = match otlp::observer() {
             Some(spans) => builder.observer(spans),
             None => builder,
@@ -151,6 +157,7 @@ impl Desk {
             following: tokio::sync::Mutex::default(),
             metrics,
             events,
+            recent_requests,
             penalties,
             journal,
         }
@@ -203,6 +210,31 @@ impl Desk {
     /// Returns how many charges of requests that were admitted without the store were not kept for its return.
     pub(crate) fn charges_lost(&self) -> u64 {
         self.limiter.lost_charges()
+    }
+
+    /// Returns the shadow bans that this server has brought, those that end last first.
+    pub(crate) fn shadow_bans(&self, most: usize) -> Vec<ActiveShadowBan> {
+        self.penalties.shadow_bans(self.now(), most)
+    }
+
+    /// Returns how many keys have a balance in this process's memory.
+    pub(crate) fn keys(&self) -> u64 {
+        self.key_usage().map_or(0, |keys| u64::try_from(keys.used).unwrap_or(u64::MAX))
+    }
+
+    /// Returns how full the table of keys in memory is.
+    pub(crate) fn key_usage(&self) -> Option<KeyUsage> {
+        self.limiter.store().numbers().keys
+    }
+
+    /// Returns the id of the secret that digests are made with, which nodes on one store share.
+    pub(crate) fn key_id(&self) -> KeyId {
+        self.limiter.key_id()
+    }
+
+    /// Returns the file of the journal.
+    pub(crate) fn journal_path(&self) -> Option<&Path> {
+        self.journal.as_ref().map(|journal| journal.path())
     }
 
     /// Returns how many bans are in force, by operators and by ladders, and how many shadow bans and locks. Bans of operators that have

@@ -3,6 +3,7 @@
 mod admin;
 mod alerts;
 mod answer_memory;
+mod doctor;
 pub(crate) mod error;
 mod events;
 mod forward_auth;
@@ -15,11 +16,16 @@ mod metrics;
 #[cfg(test)]
 mod observers;
 mod openapi;
+mod page;
+mod policy;
 mod query;
 mod request_ids;
 mod routes;
+mod series;
+mod session;
 #[cfg(test)]
 mod slow_clients;
+mod sse;
 mod stats;
 #[cfg(test)]
 mod test_server;
@@ -30,11 +36,13 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ::http::header::CONTENT_TYPE;
 use ::http::{HeaderValue, Request, StatusCode};
+use arc_swap::{ArcSwap, ArcSwapOption};
 use axum::Router;
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
@@ -42,12 +50,15 @@ use axum::routing::future::RouteFuture;
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use serde::Serialize;
+use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::tower::PeerAddr;
+use tokio::sync::Semaphore;
 use tower_service::Service as _;
 
 use crate::desk::{Desk, new_trace};
 use crate::log::LogSampler;
 use crate::otlp::Parent;
+use crate::policy_file::PolicyFile;
 use crate::serve::{ConnectionWatch, Tokens};
 #[cfg(test)]
 use crate::signals::database::Retention;
@@ -76,10 +87,20 @@ pub(crate) struct App {
     request_ids: Arc<RequestIds>,
     token_guesses: TokenGuesses,
     event_reports: events::EventReports,
-    event_streams: events::EventStreams,
+    event_streams: sse::Streams,
+    series_streams: sse::Streams,
+    sessions: session::Sessions,
+    /// The text of the policy in force.
+    pub(crate) policy_file: ArcSwap<PolicyFile>,
+    /// Whether the traffic is made up.
+    pub(crate) is_demo: AtomicBool,
+    /// One rehearsal at a time: each takes a processor for a second.
+    rehearsals: Semaphore,
     /// Samples the requests that are refused for their headers.
     pub(crate) refused: LogSampler,
     forward_auth: forward_auth::ForwardAuth,
+    /// The store that other nodes share, for questions about its servers.
+    pub(crate) shared_store: ArcSwapOption<RedisStore>,
     pub(crate) signals: Arc<Signals>,
 }
 
@@ -148,9 +169,15 @@ impl App {
             request_ids,
             token_guesses: TokenGuesses::default(),
             event_reports: events::EventReports::default(),
-            event_streams: events::EventStreams::default(),
+            event_streams: events::streams(),
+            series_streams: series::streams(),
+            sessions: session::Sessions::default(),
+            policy_file: ArcSwap::default(),
+            is_demo: AtomicBool::new(false),
+            rehearsals: Semaphore::new(1),
             refused: LogSampler::default(),
             forward_auth,
+            shared_store: ArcSwapOption::empty(),
             signals,
         }
     }
@@ -165,6 +192,12 @@ impl App {
         let app = Arc::clone(self);
         // It fails only if it panics, and what was counted before is shown then.
         let _ = tokio::task::spawn_blocking(move || app.collect_events()).await;
+    }
+
+    /// Adds the decisions since the last call to the charts' series.
+    pub(crate) fn add_to_series(&self) {
+        let totals = self.desk.metrics.limiter.totals();
+        crate::signals::lock(&self.signals.series).add(&totals, self.desk.keys(), self.desk.now());
     }
 
     /// Returns all metrics as OpenMetrics text, with gauges as of now.
@@ -231,6 +264,8 @@ impl Doors {
         if request.uri().path() == forward_auth::PATH && self.audience != Audience::Operators {
             return forward_auth::answer(&self.app, peer, request.into_parts().0);
         }
+        let method = request.method().clone();
+        session::authorize(&self.app, &method, request.headers_mut());
         // Set here and never read from a header, so that a client cannot choose the address that its wrong tokens are
         // counted by.
         request.extensions_mut().insert(PeerAddr(peer));

@@ -2,6 +2,7 @@
 
 mod backup;
 mod cli;
+mod demo;
 mod desk;
 mod door;
 mod explain;
@@ -15,6 +16,7 @@ mod metrics;
 mod operate;
 #[cfg_attr(not(feature = "otlp"), path = "otlp/absent.rs")]
 mod otlp;
+mod policy_file;
 mod reload;
 mod replay;
 mod serve;
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Bans(args) => operate::bans(&args),
         Command::Subject(args) => operate::subject(&args),
         Command::Health(args) => operate::health(&args),
@@ -60,6 +63,9 @@ fn main() -> ExitCode {
         Command::Alerts(args) => operate::alerts(&args),
         Command::Audit(args) => operate::audit(&args),
         Command::Why(args) => operate::why(&args),
+        Command::Tail(args) => operate::tail::run(&args),
+        Command::Doctor(args) => operate::doctor::run(&args),
+        Command::Top(args) => operate::top::run(&args),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
         Command::Schema => Ok(init::schema()),

@@ -3,9 +3,12 @@
 mod alerts;
 mod api;
 mod args;
+pub(crate) mod doctor;
 mod export;
 mod import;
 mod subject;
+pub(crate) mod tail;
+pub(crate) mod top;
 mod why;
 
 use std::fmt::Write as _;
@@ -31,7 +34,8 @@ use api::Unreachable;
 pub(crate) use api::agent as api_agent;
 pub(crate) use api::{Api, system_tls};
 pub(crate) use args::{
-    AlertsArgs, AlertsCommand, AuditArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand, WhyArgs,
+    AlertsArgs, AlertsCommand, AuditArgs, DoctorArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand, TailArgs,
+    TopArgs, WhyArgs,
 };
 use import::BanFile;
 

@@ -270,6 +270,7 @@ fn load_policy(
             let changes = changes(in_force, &text, TenantNames::Unnamed);
             let changes = if changes.is_empty() { "none".to_owned() } else { joined(&changes, MAX_CHANGES, "; ") };
             tracing::info!(policy = name, rules, generation, changes, "policy reloaded");
+            app.policy_file.store(Arc::new(app.policy_file.load().with_text(text.clone())));
             if is_empty {
                 tracing::warn!(policy = name, "policy has no rules and limits nothing");
             }

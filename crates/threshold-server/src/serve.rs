@@ -37,6 +37,7 @@ use crate::init::PRESETS;
 use crate::jwt::{self, TokenKeys};
 use crate::log;
 use crate::otlp::Telemetry;
+use crate::policy_file::PolicyFile;
 use crate::reload::{Reloader, TenantFolder};
 use crate::signals::database::{EventDatabase, Retention};
 use crate::signals::sinks::{Reach, SinkSettings, Sinks};
@@ -69,9 +70,18 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     if args.check {
         return check::run(args);
     }
+    run_with(args, || read_policy(args), |_| {})
+}
+
+/// Serves a policy. `started` is called when requests are answered.
+pub(crate) fn run_with(
+    args: &ServeArgs,
+    source: impl FnOnce() -> anyhow::Result<Source>,
+    started: impl FnOnce(Arc<App>),
+) -> anyhow::Result<Report> {
     // First, and held until the end: whatever fails after this is logged, and the last lines are written.
     let _flush = log::start(args.log)?;
-    let source = read_policy(args)?;
+    let source = source()?;
     let policy = source.policy()?;
     if let Some(reason) = policy_support::unusable(&policy, args.allow_empty) {
         anyhow::bail!("{}: {reason}", source.name);
@@ -124,6 +134,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         banner.announce()?;
         desk.events.sender.record_allowed(args.events_sample);
         let app = Arc::new(App::with_events(desk, tokens, bounds, (events, sinks)));
+        app.shared_store.store(shared.clone());
+        app.policy_file.store(Arc::new(policy_file(args, &source)));
         let exporter = {
             let app = Arc::clone(&app);
             telemetry.map(|telemetry| telemetry.start(move || app.metrics_text())).transpose()?
@@ -133,6 +145,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let servers = servers(&app, (http, admin), hosts, acceptor.as_ref());
         let watched = Watched { text: source.text, tenants: tenants.map(|tenants| (tenants, written)), keys, tls };
         let reloader = reloader(args, &app, watched);
+        started(Arc::clone(&app));
         let at_once = serve(servers, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
         give_back(&app.desk, shared.filter(|_| !at_once)).await;
         let closed = close(Arc::clone(&app), duration(args.drain)).await;
@@ -327,6 +340,15 @@ impl ProcessSignals {
 /// Reads the policy, or takes the starter policy if none is given.
 fn read_policy(args: &ServeArgs) -> anyhow::Result<Source> {
     args.policy.as_deref().map_or_else(|| Ok(starter()), Source::read)
+}
+
+/// Returns the text of the policy, and its file if operators may change that.
+fn policy_file(args: &ServeArgs, source: &Source) -> PolicyFile {
+    let path = args.policy.clone().filter(|path| args.allow_edit && path.as_os_str() != "-");
+    match path {
+        Some(path) => PolicyFile::editable(source.text.clone(), path),
+        None => PolicyFile::new(source.text.clone()),
+    }
 }
 
 /// Returns one server for everything, or one for callers and one for operators.

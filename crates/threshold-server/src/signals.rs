@@ -5,7 +5,10 @@
 
 pub(crate) mod alerts;
 pub(crate) mod database;
+pub(crate) mod draft;
+pub(crate) mod recent_requests;
 mod reported;
+pub(crate) mod series;
 pub(crate) mod sinks;
 pub(crate) mod tops;
 
@@ -22,6 +25,7 @@ use crate::metrics::Metrics;
 use alerts::{AlertBook, EpisodeId, Notice};
 use database::{DatabaseError, EventDatabase, Field, Filter, SavedAlert};
 use reported::ReportedIds;
+use series::SeriesBook;
 use sinks::Sinks;
 use tops::{Kind, Tops};
 
@@ -48,6 +52,7 @@ pub(crate) struct Signals {
     queue: Arc<EventQueue>,
     pub(crate) alerts: Mutex<AlertBook>,
     pub(crate) tops: Mutex<Tops>,
+    pub(crate) series: Mutex<SeriesBook>,
     pub(crate) database: EventDatabase,
     pub(crate) sinks: Sinks,
     reported: Mutex<ReportedIds>,
@@ -58,8 +63,8 @@ pub(crate) struct Signals {
 impl Signals {
     pub(crate) fn new(queue: Arc<EventQueue>, database: EventDatabase, sinks: Sinks) -> Self {
         let alerts = Mutex::new(AlertBook::new(Arc::clone(&sinks.node.name)));
-        let (tops, reported, own) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { queue, alerts, tops, database, sinks, reported, own }
+        let (tops, series, reported, own) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
+        Self { queue, alerts, tops, series, database, sinks, reported, own }
     }
 
     /// Records events that another system reports, unless it has reported them before or they are this server's own. Returns how many are

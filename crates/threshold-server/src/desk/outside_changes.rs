@@ -1,4 +1,4 @@
-//! The audit of what operators do that changes no stored state: erasures of events, and tests of alerts.
+//! The audit of what operators do that changes no stored state: erasures of events, tests of alerts, and saved policy files.
 
 use threshold_core::policy::Layer;
 
@@ -49,6 +49,15 @@ impl Desk {
     pub(crate) async fn audit_alert_test(&self, who: &str) -> Result<(), OperationError> {
         let turn = self.operations.lock().await;
         self.begin(Entry { who, action: "test: sent".to_owned(), layer: "alerts", key: "test", why: "" })?.confirm();
+        drop(turn);
+        self.acknowledged().await
+    }
+
+    /// Audits that the policy file is written, and waits until that is on disk.
+    pub(crate) async fn audit_policy(&self, who: &str, reason: &str) -> Result<(), OperationError> {
+        let why = reason_of(reason)?;
+        let turn = self.operations.lock().await;
+        self.begin(Entry { who, action: "save the policy".to_owned(), layer: "policy", key: "", why })?.confirm();
         drop(turn);
         self.acknowledged().await
     }

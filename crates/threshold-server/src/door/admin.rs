@@ -10,6 +10,7 @@ mod operator;
 #[cfg(test)]
 mod same_as_desk;
 mod settings;
+mod shadow_bans;
 mod subjects;
 
 use std::sync::Arc;
@@ -31,7 +32,9 @@ use super::{ApiError, App, json, json_bytes};
 use crate::desk;
 pub(super) use describe::{change, operator_call};
 
-pub(super) use operator::{Operator, Reader, caller_name};
+pub(super) use operator::{
+    Operator, Reader, caller_name, is_same_origin, is_sent_by_another_site, too_many_wrong_tokens,
+};
 use settings::{NewSetting, SettingBody};
 use subjects::SubjectBody;
 
@@ -127,6 +130,7 @@ pub(super) fn routes() -> Vec<Route> {
         delete("/v1/bans/{id}", lift, describe::lift_ban),
         put("/v1/bans/sets/{origin}", ban_sets::replace, describe::import_bans),
         get("/v1/locks", locks::list, describe::locks),
+        get("/v1/shadow-bans", shadow_bans::list, describe::shadow_bans),
         get("/v1/audit", audit::list, describe::audit),
         get(subject, subjects::show, describe::subject),
         delete(subject, subjects::forgive, describe::forgive),

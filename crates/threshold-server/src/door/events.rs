@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::header::ACCEPT;
 use http::{HeaderMap, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,10 +23,10 @@ use super::http::trace_id;
 use super::json_body::{Caller, JsonBody};
 use super::query::Query;
 use super::routes::{Route, delete, get, post};
-use super::{ApiError, App, json, json_bytes};
+use super::{ApiError, App, json, json_bytes, sse};
 use crate::signals::database::{DatabaseError, EventQuery, Field, Filter, Page};
 pub(super) use report::EventReports;
-pub(super) use stream::EventStreams;
+pub(super) use stream::streams;
 
 const PATH: &str = "/v1/events";
 /// The number of events in one answer by default.
@@ -41,6 +40,7 @@ const VERDICTS: [&str; 5] = ["allow", "warn", "slow", "deny", "ban"];
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct ListQuery {
     after: Option<String>,
+    before: Option<String>,
     limit: Option<String>,
     since: Option<String>,
     layer: Option<String>,
@@ -115,16 +115,21 @@ async fn list(
     Query(query): Query<ListQuery>,
 ) -> Result<Response, ApiError> {
     let has_limit = query.limit.is_some();
+    let has_before = query.before.is_some();
     let query = query.read(&app.desk.policy())?;
-    if wants_stream(&headers) {
+    if sse::is_wanted(&headers) {
         if has_limit {
             return Err(ApiError::bad("limit", "a stream has no limit"));
         }
+        if has_before {
+            return Err(ApiError::bad("before", "a stream has no end"));
+        }
         return stream::open(app, &headers, query).await;
     }
-    let Page { events, next } = page(&app, query, Collect::First).await?;
+    let Page { events, next, previous } = page(&app, query, Collect::First).await?;
     let events: Vec<String> = events.into_iter().map(|(_, event)| event).collect();
-    let body = format!(r#"{{"events":[{}],"next":{next}}}"#, events.join(","));
+    let previous = previous.map_or_else(|| "null".to_owned(), |number| number.to_string());
+    let body = format!(r#"{{"events":[{}],"next":{next},"previous":{previous}}}"#, events.join(","));
     let permit = app.operator_answer_memory.acquire(body.len()).await?;
     Ok(json_bytes(StatusCode::OK, permit.body(body.into_bytes(), app.bounds.client_timeout)))
 }
@@ -232,6 +237,10 @@ impl ListQuery {
             text.parse().map_err(|_| ApiError::bad(name, format!("{name} must be a whole number")))
         };
         let after = self.after.as_deref().map(|text| number("after", text)).transpose()?;
+        let before = self.before.as_deref().map(|text| number("before", text)).transpose()?;
+        if after.is_some() && before.is_some() {
+            return Err(ApiError::bad("before", "after and before exclude each other"));
+        }
         let since = self.since.as_deref().map(|text| number("since", text)).transpose()?;
         let mut filters = Vec::new();
         let mut add = |field, value: Option<String>, check: &dyn Fn(&str) -> Result<(), ApiError>| {
@@ -277,6 +286,7 @@ impl ListQuery {
         }
         Ok(EventQuery {
             after,
+            before,
             limit: limit(self.limit.as_deref())?,
             filters,
             since: since.map(|millis: u64| Timestamp::from_micros(millis.saturating_mul(1_000))),
@@ -320,12 +330,6 @@ fn limit(text: Option<&str>) -> Result<usize, ApiError> {
         let limit = text.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
         limit.ok_or_else(|| ApiError::bad("limit", format!("limit must be from 1 to {MAX_PAGE}")))
     })
-}
-
-fn wants_stream(headers: &HeaderMap) -> bool {
-    let accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let mut kinds = accepts.flat_map(|value| value.split(',')).map(|kind| kind.split(';').next().unwrap_or("").trim());
-    kinds.any(|kind| kind.eq_ignore_ascii_case(stream::MEDIA_TYPE))
 }
 
 fn unavailable() -> ApiError {

@@ -17,6 +17,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use arc_swap::ArcSwapOption;
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
@@ -27,7 +28,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use pin_project_lite::pin_project;
 use threshold_core::headers::{BodyForm, Refusal, refusal_body};
-use threshold_core::{Digest, Policy, Timestamp, TraceId};
+use threshold_core::{Digest, Policy, Span, Timestamp, TraceId};
 use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdService};
 use tower_service::Service;
 
@@ -57,6 +58,8 @@ pub(super) struct ForwardAuth {
     gate: ThresholdService<AllowedService>,
     /// Samples the refused proxies.
     refusals: LogSampler,
+    /// The last peer that was taken for a client, and when.
+    untrusted: ArcSwapOption<(IpAddr, Timestamp)>,
 }
 
 impl ForwardAuth {
@@ -64,7 +67,7 @@ impl ForwardAuth {
         use tower_layer::Layer as _;
         // The 200 of the service inside is not the application's answer. A rule with `count` would take it for one.
         let layer = desk.layer().decision_only();
-        Self { gate: layer.layer(AllowedService), refusals: LogSampler::default() }
+        Self { gate: layer.layer(AllowedService), refusals: LogSampler::default(), untrusted: ArcSwapOption::empty() }
     }
 }
 
@@ -245,7 +248,17 @@ impl ForwardAuth {
         let Some(left_out) = self.refusals.sample(desk.now()) else { return };
         // In full: it is a machine of the operator, and what has to be listed.
         let peer = peer.to_canonical();
+        self.untrusted.store(Some(Arc::new((peer, desk.now()))));
         tracing::warn!(%peer, left_out, "peer at /auth is not in trusted_proxies: it is decided as a client itself");
+    }
+}
+
+impl ForwardAuth {
+    /// Returns the peer that was last taken for a client, unless that was more than an hour ago or it is trusted by now.
+    pub(super) fn untrusted(&self, desk: &Desk) -> Option<IpAddr> {
+        let (peer, at) = *self.untrusted.load_full()?;
+        let is_present = desk.now().since(at) < Span::HOUR;
+        (is_present && !desk.policy().identity().address.trusts(peer)).then_some(peer)
     }
 }
 

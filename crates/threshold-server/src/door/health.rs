@@ -135,6 +135,13 @@ impl Health {
         metrics.set_certificate_expiry(self.expiry.load().as_deref().copied());
     }
 
+    /// Returns all problems of this moment.
+    pub(super) fn problems(&self) -> Vec<Arc<Problem>> {
+        let files = [&self.policy, &self.tenants, &self.keys, &self.certificate];
+        let problems = files.into_iter().chain([&self.validity, &self.journal, &self.store]);
+        problems.filter_map(ArcSwapOption::load_full).collect()
+    }
+
     /// Marks the server as draining: it accepts no more connections.
     pub(crate) fn set_draining(&self) {
         self.draining.send_replace(true);
@@ -210,16 +217,12 @@ async fn ready(State(app): State<Arc<App>>, viewer: Viewer) -> Response {
     if *app.health.draining.borrow() {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
-    let health = &app.health;
-    let files = [&health.policy, &health.tenants, &health.keys, &health.certificate];
-    let problems = files.into_iter().chain([&health.validity, &health.journal, &health.store]);
     // All of them are shown. One may hide the cause of another, as a full disk does.
-    let problems: Vec<_> = problems.map(ArcSwapOption::load).collect();
-    let shown = |problem: &Arc<Problem>| match viewer {
+    let shown = |problem: Arc<Problem>| match viewer {
         Viewer::Anonymous => problem.public.clone(),
         Viewer::Authenticated => problem.details.clone(),
     };
-    let reasons: Vec<String> = problems.iter().filter_map(|problem| problem.as_ref().map(shown)).collect();
+    let reasons: Vec<String> = app.health.problems().into_iter().map(shown).collect();
     let status = if reasons.is_empty() { "ok" } else { "degraded" };
     let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
     json(StatusCode::OK, &HealthBody { status, reason })

@@ -68,10 +68,20 @@ impl JsonBody {
         Self::read_coded(request, app, max, &["identity", "gzip", "x-gzip"]).await
     }
 
+    /// Reads the body of a request that needs no token, of at most this many bytes. It must be declared as JSON.
+    pub(super) async fn read_for_anyone(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
+        require_json(request.headers())?;
+        Self::read_any(request, app, max, &["identity"]).await
+    }
+
     async fn read_coded(request: Request, app: &App, max: usize, codings: &[&str]) -> Result<Self, ApiError> {
+        Caller::of(request.headers(), request.extensions(), app).await?;
+        require_json_from_pages(request.headers())?;
+        Self::read_any(request, app, max, codings).await
+    }
+
+    async fn read_any(request: Request, app: &App, max: usize, codings: &[&str]) -> Result<Self, ApiError> {
         let headers = request.headers();
-        Caller::of(headers, request.extensions(), app).await?;
-        require_json_from_pages(headers)?;
         require_coding(headers, codings)?;
         let bounds = app.bounds;
         // Refused by its declared size before a byte is read: a client that waits for 100 Continue never sends it.

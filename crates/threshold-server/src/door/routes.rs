@@ -10,7 +10,10 @@ use axum::handler::Handler;
 use axum::routing::{self, MethodRouter};
 
 use super::openapi::{Operation, Schemas};
-use super::{App, Audience, admin, alerts, events, health, http, login, metrics, stats, usage};
+use super::{
+    App, Audience, admin, alerts, doctor, events, health, http, login, metrics, page, policy, series, session, stats,
+    usage,
+};
 
 /// One method of one path.
 pub(super) struct Route {
@@ -37,7 +40,9 @@ fn callers() -> impl Iterator<Item = Route> {
 
 /// Returns the routes that are for operators alone.
 fn operators() -> impl Iterator<Item = Route> {
-    [admin::routes(), alerts::routes(), events::routes(), stats::routes()].into_iter().flatten()
+    let data = [admin::routes(), alerts::routes(), events::routes(), series::routes(), stats::routes()];
+    let page = [session::routes(), policy::routes(), doctor::routes(), page::routes()];
+    data.into_iter().chain(page).flatten()
 }
 
 /// Returns the routes of a listener. The health checks, the metrics and the OpenAPI document are for everyone; operators also

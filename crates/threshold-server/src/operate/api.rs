@@ -5,12 +5,12 @@ mod unix_socket;
 
 use std::error::Error;
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{Request, Response, StatusCode};
 use serde_json::Value;
 use threshold_core::text::printable;
@@ -25,6 +25,8 @@ use unix_socket::UnixConnector;
 
 /// How long to wait for an answer: twice the five seconds that a change waits for the disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a stream may last: longer than any machine runs.
+const ENDLESS: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// The longest answer that is read: three times a page of 10,000 bans with the longest reasons.
 const MAX_ANSWER: u64 = 64 << 20;
 /// The URL of a server on a Unix socket. HTTP requires a host, and this one needs no name resolution.
@@ -72,6 +74,12 @@ impl Api {
         Self::with(args, token("THRESHOLD_ADMIN_TOKEN")?, timeout)
     }
 
+    /// Prepares a call whose answer has no end.
+    pub(super) fn endless(args: &ServerArgs) -> anyhow::Result<Self> {
+        let (operator, reader) = (token("THRESHOLD_ADMIN_TOKEN")?, token("THRESHOLD_READ_TOKEN")?);
+        Self::with(args, operator.or(reader), ENDLESS)
+    }
+
     /// Prepares the calls of a service that asks about requests: an operator may make them too, but not with a read-only token.
     pub(crate) fn for_caller(args: &ServerArgs) -> anyhow::Result<Self> {
         let (operator, caller) = (token("THRESHOLD_ADMIN_TOKEN")?, token("THRESHOLD_TOKEN")?);
@@ -81,6 +89,11 @@ impl Api {
     /// Returns whether the command line or the environment names a server.
     pub(crate) fn is_named(args: &ServerArgs) -> bool {
         args.server.is_some() || variable(SERVER).is_some()
+    }
+
+    /// Returns the server as the operator wrote it.
+    pub(super) fn server(&self) -> &str {
+        &self.server
     }
 
     fn with(args: &ServerArgs, token: Option<String>, timeout: Duration) -> anyhow::Result<Self> {
@@ -105,6 +118,22 @@ impl Api {
             None => self.agent.run(request.body(()).with_context(invalid)?),
         };
         self.read(answered.map_err(|error| self.explain(error))?)
+    }
+
+    /// Opens a stream of server-sent events.
+    pub(super) fn stream(&self, path: &str) -> anyhow::Result<impl BufRead + use<>> {
+        let mut request = Request::builder().uri(format!("{}{path}", self.base)).header(ACCEPT, "text/event-stream");
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request.body(()).with_context(|| format!("\"{}\" is not the URL of a server", self.server))?;
+        let response = self.agent.run(request).map_err(|error| self.explain(error))?;
+        if !response.status().is_success() {
+            // Its body is the error, which this returns.
+            self.read(response)?;
+            bail!("{} does not stream events", self.server);
+        }
+        Ok(BufReader::new(response.into_body().into_reader()))
     }
 
     fn read(&self, mut response: Response<Body>) -> anyhow::Result<Value> {

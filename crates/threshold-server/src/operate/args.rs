@@ -111,6 +111,56 @@ fn moment(text: &str) -> Result<jiff::Timestamp, String> {
     text.parse().map_err(|_| "expected a time such as 2026-12-01T00:00:00Z".to_owned())
 }
 
+/// The arguments of `threshold tail`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Denials, warnings and strikes are events; allowed requests are if the server has --events-sample. A filter is the name of a field \
+and its value, such as layer=edge, verdict=ban, tenant=acme; all must hold. The token comes from THRESHOLD_ADMIN_TOKEN or \
+THRESHOLD_READ_TOKEN.")]
+pub(crate) struct TailArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Only events with this field: NAME=VALUE
+    #[arg(value_name = "FILTER", value_parser = filter)]
+    pub(crate) filters: Vec<(String, String)>,
+    /// Print JSON, one event on each line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The arguments of `threshold top`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Keys: 1, 2 and 3 choose the last minute, hour or day; q ends. The token comes from THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN.")]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+/// The arguments of `threshold doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Checks clocks, secrets and policies of the servers against each other, and of each server: what /readyz reports, proxies that are not \
+trusted, Redis that evicts, is full or is unevenly filled, free disk space, full tables, lost events, and paths of the last hour that \
+only limits by address cover. The token comes from THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN.
+
+Exits with 1 if something should be changed.")]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Further servers, such as all nodes on one store
+    #[arg(value_name = "URL")]
+    pub(crate) others: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn filter(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE, such as layer=edge")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
 /// The arguments of `threshold why`.
 #[derive(Debug, Args)]
 #[command(after_help = "\

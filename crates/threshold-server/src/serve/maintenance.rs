@@ -16,6 +16,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the events of decisions are counted, and so the most by which an alert is late.
 const EVENTS_INTERVAL: Duration = Duration::from_millis(250);
+/// How often decisions are counted for the charts of the dashboard: their shortest step.
+const SERIES_INTERVAL: Duration = Duration::from_secs(1);
 /// How often ended settings are removed, and so the most by which one ends late.
 const SETTINGS_INTERVAL: Duration = Duration::from_millis(500);
 /// How often changes of other nodes are read, and so the most by which they take effect late here.
@@ -49,6 +51,11 @@ pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters
     every(LOG_INTERVAL, move || log.desk.report_left_out(Some(log.desk.now())));
     let events = Arc::clone(app);
     every(EVENTS_INTERVAL, move || events.collect_events());
+    let series = Arc::clone(app);
+    every(SERIES_INTERVAL, move || {
+        series.add_to_series();
+        series.desk.recent_requests.sweep(series.desk.now());
+    });
     let settings = Arc::clone(app);
     every(SETTINGS_INTERVAL, move || settings.desk.end_settings(settings.desk.now()));
     let app = Arc::clone(app);

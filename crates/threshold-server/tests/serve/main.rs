@@ -34,6 +34,7 @@ mod operators;
 mod origin;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod page;
 mod policy_keys;
 mod process;
 mod proxies;

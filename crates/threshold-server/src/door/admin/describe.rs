@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::audit::AuditBody;
 use super::ban_sets::{BanSetBody, NewBanSet};
 use super::locks::LockBody;
+use super::shadow_bans::ShadowBanBody;
 use super::{BanBody, ChangedBody, LiftedBody, NewBan, NewSetting, SettingBody, SubjectBody};
 use crate::door::openapi::{Operation, Schemas, path_parameter};
 
@@ -28,6 +29,11 @@ pub(super) fn list_bans(schemas: &mut Schemas) -> Operation {
 pub(super) fn locks(schemas: &mut Schemas) -> Operation {
     let locks = json!({"type": "array", "items": schemas.of::<LockBody>()});
     page("locks", "List the locked accounts, ordered by id", &locks).parameter(after())
+}
+
+pub(super) fn shadow_bans(schemas: &mut Schemas) -> Operation {
+    let bans = json!({"type": "array", "items": schemas.of::<ShadowBanBody>()});
+    page("shadowBans", "List the shadow bans that this server has brought, those that end last first", &bans)
 }
 
 pub(super) fn audit(schemas: &mut Schemas) -> Operation {

@@ -14,7 +14,10 @@ use crate::serve::OperatorAccess;
 
 /// Proof that a request may read: by a read-only token or an operator's.
 #[derive(Debug)]
-pub(in crate::door) struct Reader;
+pub(in crate::door) struct Reader {
+    /// Whether it may make changes too.
+    pub(in crate::door) may_change: bool,
+}
 
 /// Proof that a request may make changes, and the operator's name in the audit.
 #[derive(Debug)]
@@ -24,7 +27,8 @@ impl FromRequestParts<Arc<App>> for Reader {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        admit(parts, app).map(|_| Self)
+        let access = admit(parts, app)?;
+        Ok(Self { may_change: matches!(access, OperatorAccess::Operator(_) | OperatorAccess::Open) })
     }
 }
 
@@ -73,8 +77,7 @@ fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
     }
     let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
     if app.token_guesses.blocks_operators(peer) {
-        let message = "too many wrong tokens from this address";
-        return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", message));
+        return Err(too_many_wrong_tokens());
     }
     match app.tokens.operator_access(parts.headers.get(AUTHORIZATION)) {
         OperatorAccess::Denied => {
@@ -91,13 +94,19 @@ fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
 
 /// Whether a browser says that a page of another origin sends the request. An image or a link of such a page has no `Origin`: it cannot
 /// read the answer, but could open all streams of events.
-fn is_sent_by_another_site(headers: &HeaderMap) -> bool {
+pub(in crate::door) fn is_sent_by_another_site(headers: &HeaderMap) -> bool {
     let mut sites = headers.get_all("sec-fetch-site").iter();
     sites.any(|site| !matches!(site.as_bytes(), b"same-origin" | b"none"))
 }
 
+/// The refusal of an address that has guessed tokens.
+pub(in crate::door) fn too_many_wrong_tokens() -> ApiError {
+    let message = "too many wrong tokens from this address";
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", message)
+}
+
 /// Whether a request has no `Origin`, or that of this server. Guards against CSRF.
-fn is_same_origin(headers: &HeaderMap) -> bool {
+pub(in crate::door) fn is_same_origin(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let Some(origin) = headers.get(ORIGIN) else { return true };
     // Without the scheme: a proxy in front may end TLS, and the server cannot know how the page was loaded.

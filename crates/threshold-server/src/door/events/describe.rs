@@ -4,9 +4,10 @@ use schemars::JsonSchema;
 use serde_json::{Value, json};
 use threshold_core::decision::Cause;
 
-use super::{ErasedBody, MAX_PAGE, ReportedBody, VERDICTS, stream};
+use super::{ErasedBody, MAX_PAGE, ReportedBody, VERDICTS};
 use crate::door::admin::{change, operator_call};
 use crate::door::openapi::{LONG_QUERY, Operation, Schemas, json_content};
+use crate::door::sse;
 
 const UNAVAILABLE: (u16, &str) =
     (503, "The events cannot be reached, or too many answers or streams are open (`busy`)");
@@ -88,16 +89,17 @@ struct LimitBody {
 pub(super) fn list(schemas: &mut Schemas) -> Operation {
     let answer = json!({
         "type": "object",
-        "required": ["events", "next"],
+        "required": ["events", "next", "previous"],
         "properties": {
             "events": {"type": "array", "items": schemas.of::<EventBody>(), "maxItems": MAX_PAGE},
             "next": {"type": "integer", "minimum": 0, "description": "What `after` of the next page is"},
+            "previous": {"type": ["integer", "null"], "minimum": 0, "description": "What `before` of the page of older events is; null if there are none, or with `after`"},
         },
     });
     let mut content = json_content(&answer);
     if let Some(content) = content.as_object_mut() {
         let stream = json!({"schema": {"type": "string", "description": "Server-sent events, as they come"}});
-        content.insert(stream::MEDIA_TYPE.to_owned(), stream);
+        content.insert(sse::MEDIA_TYPE.to_owned(), stream);
     }
     let text = |name: &str| parameter(name, "", &json!({"type": "string", "minLength": 1}));
     let whole = json!({"type": "integer", "minimum": 0, "maximum": u64::MAX});
@@ -110,6 +112,7 @@ pub(super) fn list(schemas: &mut Schemas) -> Operation {
     operator_call("events", "List events, in order of arrival, or stream them", &answer)
         .response(200, "The answer", &content)
         .parameter(parameter("after", after, &whole))
+        .parameter(parameter("before", "The newest of the events that arrived before the one with this number", &whole))
         .parameter(parameter("limit", "", &limit))
         .parameter(parameter("since", "Those decided since, in Unix milliseconds", &whole))
         .parameter(parameter("layer", "", &layers))

@@ -1,57 +1,32 @@
 //! The stream of events: server-sent events, each with its number as id.
 
-use std::convert::Infallible;
 use std::fmt::Write as _;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
 
-use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use http_body::Frame;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use http::HeaderMap;
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::{Collect, page};
+use crate::door::sse::{self, KEEP_ALIVE, Streams};
 use crate::door::{ApiError, App};
 use crate::signals::database::{EventQuery, Page};
 
-pub(super) const MEDIA_TYPE: &str = "text/event-stream";
-/// The most streams at once. Each holds a connection and reads the file of events a few times a second.
+/// The most streams at once. Each reads the file of events a few times a second.
 const MAX_STREAMS: usize = 16;
 /// The events that are sent at once.
 const AT_ONCE: usize = 100;
-/// How often a quiet stream sends its position, so that proxies leave it open and a client that is gone is noticed.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The streams that may be opened.
-#[derive(Debug)]
-pub(in crate::door) struct EventStreams(Arc<Semaphore>);
-
-impl Default for EventStreams {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_STREAMS)))
-    }
-}
-
-#[cfg(test)]
-impl EventStreams {
-    /// Returns how many streams are open.
-    pub(in crate::door) fn open(&self) -> usize {
-        MAX_STREAMS.saturating_sub(self.0.available_permits())
-    }
+/// Returns the places for streams of events.
+pub(in crate::door) fn streams() -> Streams {
+    Streams::new(MAX_STREAMS)
 }
 
 /// Opens a stream of the events after `Last-Event-ID` or `after`, or of those that come from now on.
 pub(super) async fn open(app: Arc<App>, headers: &HeaderMap, query: EventQuery) -> Result<Response, ApiError> {
-    let permit = Arc::clone(&app.event_streams.0).try_acquire_owned().map_err(|_| {
-        let message = format!("{MAX_STREAMS} streams of events are open, which are the most");
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message)
-    })?;
+    let permit = app.event_streams.take("events")?;
     let after = match headers.get("last-event-id") {
         Some(id) => {
             let id = id.to_str().ok().and_then(|id| id.trim().parse().ok());
@@ -67,13 +42,7 @@ pub(super) async fn open(app: Arc<App>, headers: &HeaderMap, query: EventQuery) 
     // One part waits to be sent while the next one is not read yet.
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(send_all(app, EventQuery { after: Some(after), limit: AT_ONCE, ..query }, sender));
-    let mut response = Response::new(Body::new(StreamBody { receiver, _permit: permit }));
-    let fields = response.headers_mut();
-    fields.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
-    fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // nginx would hold the events back.
-    fields.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    Ok(response)
+    Ok(sse::response(receiver, permit))
 }
 
 /// Sends events until the client has left, reads too slowly, or the server stops.
@@ -91,7 +60,7 @@ async fn send_all(app: Arc<App>, mut query: EventQuery, sender: mpsc::Sender<Byt
     loop {
         newest.mark_unchanged();
         // A file that cannot be read now may be later. One that was replaced has lower numbers than the last one.
-        if let Ok(Page { events, next }) = page(&app, query.clone(), Collect::Later).await {
+        if let Ok(Page { events, next, .. }) = page(&app, query.clone(), Collect::Later).await {
             query.after = Some(next);
             if !events.is_empty() {
                 if !send(written(&events)).await {
@@ -120,19 +89,4 @@ fn written(events: &[(u64, String)]) -> String {
         let _ = write!(text, "id: {number}\ndata: {event}\n\n");
         text
     })
-}
-
-/// The body of a stream. Dropping it ends the stream.
-struct StreamBody {
-    receiver: mpsc::Receiver<Bytes>,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl http_body::Body for StreamBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.receiver.poll_recv(cx).map(|part| part.map(|part| Ok(Frame::data(part))))
-    }
 }

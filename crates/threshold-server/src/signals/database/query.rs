@@ -71,6 +71,8 @@ impl Filter {
 pub(crate) struct EventQuery {
     /// Those that arrived after the one with this number, in order of arrival. Without it, the newest.
     pub(crate) after: Option<u64>,
+    /// Those that arrived before the one with this number, the newest of them.
+    pub(crate) before: Option<u64>,
     pub(crate) limit: usize,
     pub(crate) filters: Vec<Filter>,
     /// Those decided at this time or later.
@@ -84,6 +86,8 @@ pub(crate) struct Page {
     pub(crate) events: Vec<(u64, String)>,
     /// The number after which the next page begins.
     pub(crate) next: u64,
+    /// The number before which the page of older events ends; `None` if there are none, or if they were not looked for.
+    pub(crate) previous: Option<u64>,
 }
 
 pub(super) fn newest(connection: &Connection) -> rusqlite::Result<u64> {
@@ -105,6 +109,10 @@ pub(super) fn page(connection: &Connection, query: &EventQuery) -> rusqlite::Res
     if let Some(after) = after {
         condition.push_str(" AND number > ?");
         values.push(Box::new(integer(after)));
+    }
+    if let Some(before) = query.before {
+        condition.push_str(" AND number < ?");
+        values.push(Box::new(integer(before)));
     }
     values.push(Box::new(limit(query.limit)));
     let order = if after.is_some() { "ASC" } else { "DESC" };
@@ -130,10 +138,11 @@ pub(super) fn page(connection: &Connection, query: &EventQuery) -> rusqlite::Res
         Some(last) => last,
         None => newest,
     };
+    let previous = last.filter(|_| after.is_none() && !is_whole);
     if after.is_none() {
         events.reverse();
     }
-    Ok(Page { events, next })
+    Ok(Page { events, next, previous })
 }
 
 /// Returns the condition of filters, and its values.

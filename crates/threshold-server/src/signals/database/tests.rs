@@ -72,7 +72,7 @@ fn pages_follow_each_other_and_filters_choose() {
     let events: Vec<Event> = (1..=900).map(|number| of_user(number, user(number))).collect();
     database.insert(&events, START);
     let filters = vec![Filter::new(Field::UserId, vec!["u0".to_owned(), "#0".to_owned()])];
-    let mut query = EventQuery { after: Some(0), limit: 70, filters, since: None };
+    let mut query = EventQuery { after: Some(0), limit: 70, filters, ..EventQuery::default() };
     let mut seen = Vec::new();
     loop {
         let page = database.page(&query).unwrap();
@@ -84,7 +84,7 @@ fn pages_follow_each_other_and_filters_choose() {
     }
     assert_eq!(seen, (1..=300).map(|number| number * 3).collect::<Vec<u64>>());
     assert_eq!(query.after, Some(900), "the next page does not look at the rest again");
-    assert_eq!(database.page(&query).unwrap(), Page { events: Vec::new(), next: 900 });
+    assert_eq!(database.page(&query).unwrap(), Page { events: Vec::new(), next: 900, previous: None });
     let newest = database.page(&EventQuery { after: None, limit: 2, ..query.clone() }).unwrap();
     assert_eq!(newest.events.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [897, 900]);
     // The numbers of another file.

@@ -1,0 +1,303 @@
+//! `/v1/session`: signing in to the dashboard.
+//!
+//! An operator's token is exchanged for a cookie that scripts cannot read, and that browsers send from pages of this server only. A
+//! request with the cookie is treated as one with the token, so that no call knows of sessions.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use http::header::{AUTHORIZATION, CACHE_CONTROL, COOKIE, ORIGIN, SET_COOKIE};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use threshold_core::{Span, Timestamp};
+use threshold_limiter::api::{Text, read};
+use threshold_limiter::tower::PeerAddr;
+
+use super::admin::{is_same_origin, is_sent_by_another_site, too_many_wrong_tokens};
+use super::json_body::JsonBody;
+use super::openapi::{Operation, Schemas, WRONG_HOST, json_content};
+use super::routes::{Route, delete, get, post};
+use super::{ApiError, App, json};
+use crate::serve::OperatorAccess;
+use crate::signals::lock;
+
+const PATH: &str = "/v1/session";
+const COOKIE_NAME: &str = "threshold_session";
+/// How long a session lasts: a working day.
+const LIFETIME: Span = Span::from_secs(12 * 3_600);
+/// The most sessions at once. The one that ends first makes room for another.
+const MAX_SESSIONS: usize = 256;
+/// The largest body: a token is some dozens of characters.
+const MAX_BODY: usize = 4 << 10;
+
+/// The sessions of this process. A restart ends them.
+#[derive(Default)]
+pub(super) struct Sessions(Mutex<HashMap<[u8; 32], Session>>);
+
+/// Prints no token.
+impl std::fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sessions({})", lock(&self.0).len())
+    }
+}
+
+struct Session {
+    /// `Authorization`, as a request with the token would have it.
+    authorization: HeaderValue,
+    ends: Timestamp,
+}
+
+impl Sessions {
+    /// Begins a session, and returns its secret.
+    fn begin(&self, authorization: HeaderValue, now: Timestamp) -> String {
+        let secret: [u8; 32] = rand::random();
+        let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut sessions = lock(&self.0);
+        sessions.retain(|_, session| session.ends > now);
+        if sessions.len() >= MAX_SESSIONS
+            && let Some(first) = sessions.iter().min_by_key(|(_, session)| session.ends).map(|(key, _)| *key)
+        {
+            sessions.remove(&first);
+        }
+        sessions.insert(key(&secret), Session { authorization, ends: now.plus(LIFETIME) });
+        secret
+    }
+
+    /// Returns the `Authorization` of a session that has not ended.
+    fn find(&self, secret: &str, now: Timestamp) -> Option<HeaderValue> {
+        // Looked up by a hash, so that the time of the comparison tells nothing about the secrets in the table.
+        let sessions = lock(&self.0);
+        sessions.get(&key(secret)).filter(|session| session.ends > now).map(|session| session.authorization.clone())
+    }
+
+    fn end(&self, secret: &str) {
+        lock(&self.0).remove(&key(secret));
+    }
+}
+
+fn key(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret).into()
+}
+
+/// Gives a request of a signed-in browser the `Authorization` of its session.
+///
+/// Guards against CSRF: a change must come from a page of this server. The cookie alone does not suffice, although browsers do not send
+/// it from other sites: a site may be another port of the same host.
+pub(super) fn authorize(app: &App, method: &Method, headers: &mut HeaderMap) {
+    if headers.contains_key(AUTHORIZATION) || !headers.contains_key(COOKIE) {
+        return;
+    }
+    let reads = *method == Method::GET || *method == Method::HEAD;
+    // Browsers send `Origin` with every change.
+    let has_origin = reads || headers.contains_key(ORIGIN);
+    if !has_origin || !is_same_origin(headers) || is_sent_by_another_site(headers) {
+        return;
+    }
+    let found = secret(headers).and_then(|secret| app.sessions.find(&secret, app.desk.now()));
+    if let Some(authorization) = found {
+        headers.insert(AUTHORIZATION, authorization);
+    }
+}
+
+/// Returns the secret in the cookie.
+fn secret(headers: &HeaderMap) -> Option<String> {
+    let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(name, _)| *name == COOKIE_NAME).map(|(_, value)| value.to_owned())
+}
+
+/// Whether a browser is signed in, and what its page may show.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "Session")]
+struct SessionBody {
+    /// `operator`, `reader` for a read-only token, or `none` before signing in.
+    #[schemars(extend("enum" = ["operator", "reader", "none"]))]
+    role: &'static str,
+    /// Whether the server has tokens, so that one must sign in.
+    sign_in: bool,
+    /// Whether the traffic is made up.
+    demo: bool,
+    version: &'static str,
+    /// The name of the server; empty before signing in.
+    node: String,
+}
+
+/// A token to sign in with.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+#[schemars(rename = "NewSession")]
+struct NewSession<'a> {
+    /// `THRESHOLD_ADMIN_TOKEN` or `THRESHOLD_READ_TOKEN`.
+    #[serde(borrow)]
+    #[schemars(length(min = 1))]
+    token: Text<'a>,
+}
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        get(PATH, show, describe_show),
+        post(PATH, sign_in, describe_sign_in),
+        delete(PATH, sign_out, describe_sign_out),
+    ]
+}
+
+fn describe(id: &'static str, summary: &'static str, schemas: &mut Schemas) -> Operation {
+    let session = json_content(&schemas.of::<SessionBody>());
+    Operation::new(id, summary).response(200, "The session", &session).errors(&[WRONG_HOST]).security(json!([]))
+}
+
+fn describe_show(schemas: &mut Schemas) -> Operation {
+    describe("session", "Whether the browser is signed in to the dashboard", schemas)
+}
+
+fn describe_sign_in(schemas: &mut Schemas) -> Operation {
+    let body = schemas.of::<NewSession<'_>>();
+    describe("signIn", "Sign in to the dashboard with an operator's token", schemas).body(body).errors(&[
+        (400, "The request is invalid; the message says why, and in which field"),
+        (401, "No operator has this token"),
+        (408, "The body arrived too slowly"),
+        (413, "The body is too large"),
+        (415, "The body is not JSON"),
+        (429, "Too many wrong tokens came from this address"),
+    ])
+}
+
+fn describe_sign_out(schemas: &mut Schemas) -> Operation {
+    describe("signOut", "Sign out of the dashboard", schemas)
+}
+
+async fn show(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    answer(&app, &app.tokens.operator_access(headers.get(AUTHORIZATION)))
+}
+
+async fn sign_in(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    if !is_same_origin(request.headers()) || is_sent_by_another_site(request.headers()) {
+        let message = "a web page of another origin cannot sign in";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
+    }
+    let is_encrypted = is_encrypted(request.headers());
+    let peer = request.extensions().get::<PeerAddr>().map(|peer| peer.0.ip());
+    if app.token_guesses.blocks_operators(peer) {
+        return Err(too_many_wrong_tokens());
+    }
+    let JsonBody(body) = JsonBody::read_for_anyone(request, &app, MAX_BODY).await?;
+    let NewSession { token } = read(&body)?;
+    let authorization = HeaderValue::from_str(&format!("Bearer {}", token.as_str()))
+        .map_err(|_| ApiError::bad("token", "has a character that no token has"))?;
+    let access = app.tokens.operator_access(Some(&authorization));
+    match access {
+        OperatorAccess::Denied => {
+            if !app.tokens.is_any_known(&authorization) {
+                app.token_guesses.count_for_operators(peer, &app);
+            }
+            Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "no operator has this token"))
+        }
+        // Without tokens there is nothing to sign in to.
+        OperatorAccess::Open => Ok(answer(&app, &access)),
+        OperatorAccess::Operator(_) | OperatorAccess::Reader => {
+            let secret = app.sessions.begin(authorization, app.desk.now());
+            Ok(with_cookie(answer(&app, &access), &secret, LIFETIME.secs_ceil(), is_encrypted))
+        }
+    }
+}
+
+async fn sign_out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    if let Some(secret) = secret(&headers).filter(|_| is_same_origin(&headers)) {
+        app.sessions.end(&secret);
+    }
+    let access = if app.tokens.any_configured() { OperatorAccess::Denied } else { OperatorAccess::Open };
+    with_cookie(answer(&app, &access), "", 0, is_encrypted(&headers))
+}
+
+/// Whether the page was loaded over HTTPS, also where a proxy ends it. Browsers send `Origin` with every change.
+fn is_encrypted(headers: &HeaderMap) -> bool {
+    headers.get(ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"))
+}
+
+fn with_cookie(mut response: Response, secret: &str, seconds: u64, is_encrypted: bool) -> Response {
+    // Browsers discard a cookie with `Secure` that comes without encryption.
+    let secure = if is_encrypted { "; Secure" } else { "" };
+    let cookie = format!("{COOKIE_NAME}={secret}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+        response.headers_mut().insert(SET_COOKIE, cookie);
+    }
+    response
+}
+
+fn answer(app: &App, access: &OperatorAccess) -> Response {
+    let role = match access {
+        OperatorAccess::Operator(_) | OperatorAccess::Open => "operator",
+        OperatorAccess::Reader => "reader",
+        OperatorAccess::Denied => "none",
+    };
+    let node = if role == "none" { String::new() } else { app.signals.sinks.node.name.to_string() };
+    let sign_in = app.tokens.any_configured();
+    let body = SessionBody {
+        role,
+        sign_in,
+        demo: app.is_demo.load(std::sync::atomic::Ordering::Relaxed),
+        version: env!("CARGO_PKG_VERSION"),
+        node,
+    };
+    let mut response = json(StatusCode::OK, &body);
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+    fn token(number: usize) -> HeaderValue {
+        HeaderValue::from_str(&format!("Bearer token-{number}")).unwrap()
+    }
+
+    /// Woken by leaving out the comparison with `ends`, or `end`.
+    #[test]
+    fn a_session_has_the_access_of_its_token_until_it_ends() {
+        let sessions = Sessions::default();
+        let (first, second) = (sessions.begin(token(1), NOW), sessions.begin(token(2), NOW));
+        assert_eq!((first.len(), first == second), (64, false));
+        assert_eq!(sessions.find(&first, NOW), Some(token(1)));
+        assert_eq!(sessions.find(&second, NOW), Some(token(2)));
+        assert_eq!(sessions.find("", NOW), None);
+        assert_eq!(sessions.find(first.split_at(63).0, NOW), None);
+        sessions.end(&first);
+        assert_eq!(sessions.find(&first, NOW), None);
+        let last = NOW.plus(LIFETIME);
+        assert_eq!(sessions.find(&second, last), None);
+    }
+
+    /// Woken by leaving out `retain`, or the removal of the first.
+    #[test]
+    fn sessions_are_bounded_and_the_oldest_makes_room() {
+        let sessions = Sessions::default();
+        let at = |number: usize| NOW.plus(Span::from_secs(number.try_into().unwrap()));
+        let secrets: Vec<String> = (0..=MAX_SESSIONS).map(|number| sessions.begin(token(number), at(number))).collect();
+        assert_eq!(lock(&sessions.0).len(), MAX_SESSIONS);
+        assert_eq!(sessions.find(&secrets[0], NOW), None);
+        assert!(sessions.find(&secrets[1], NOW).is_some());
+        sessions.begin(token(0), NOW.plus(LIFETIME).plus(LIFETIME));
+        assert_eq!(lock(&sessions.0).len(), 1, "those that have ended are forgotten");
+    }
+
+    #[test]
+    fn the_secret_is_found_among_other_cookies() {
+        let find = |text: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(COOKIE, HeaderValue::from_static(text));
+            secret(&headers)
+        };
+        assert_eq!(find("a=b; threshold_session=abc; c=d").as_deref(), Some("abc"));
+        assert_eq!(find("xthreshold_session=abc").as_deref(), None);
+        assert_eq!(find("threshold_session").as_deref(), None);
+    }
+}

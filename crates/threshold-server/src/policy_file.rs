@@ -1,0 +1,163 @@
+//! The text of the policy as it runs, for operators who look at it, check a draft of another one, or save it.
+
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use threshold_core::policy::{Policy, Review};
+
+/// The text of a policy, and the file that it is from.
+#[derive(Debug, Default)]
+pub(crate) struct PolicyFile {
+    pub(crate) text: String,
+    /// The file, if it may be changed.
+    editable: Option<PathBuf>,
+}
+
+/// Why a policy was not saved.
+#[derive(Debug)]
+pub(crate) enum SaveError {
+    /// The file has another text by now.
+    Changed,
+    Io(std::io::Error),
+}
+
+impl From<std::io::Error> for SaveError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl PolicyFile {
+    /// A text whose file stays as it is.
+    pub(crate) fn new(text: String) -> Self {
+        Self { text, editable: None }
+    }
+
+    /// A text whose file may be changed.
+    pub(crate) fn editable(text: String, path: PathBuf) -> Self {
+        Self { text, editable: Some(path) }
+    }
+
+    /// Returns the same file with another text.
+    pub(crate) fn with_text(&self, text: String) -> Self {
+        Self { text, editable: self.editable.clone() }
+    }
+
+    pub(crate) const fn is_editable(&self) -> bool {
+        self.editable.is_some()
+    }
+
+    /// Reviews a draft.
+    ///
+    /// Only variables that the policy in force refers to are read: a message could show the value of another one, which may be a
+    /// secret of this process.
+    pub(crate) fn review(&self, draft: &str) -> Review {
+        Policy::review(draft, &|name| {
+            let is_in_force = self.text.contains(&format!("${{{name}}}"));
+            is_in_force.then(|| std::env::var(name).ok()).flatten()
+        })
+    }
+
+    /// Returns the text without the key of `[identity.jwt]`.
+    pub(crate) fn text_without_keys(&self) -> String {
+        let span = self.review(&self.text).key_span;
+        match span.and_then(|span| Some((self.text.get(..span.start)?, self.text.get(span.end..)?))) {
+            Some((before, after)) => format!("{before}\"(not shown)\"{after}"),
+            // The file has changed since it was loaded, and where its key is cannot be told.
+            None if self.text.contains("jwt") => "(not shown: it may contain a key)\n".to_owned(),
+            None => self.text.clone(),
+        }
+    }
+
+    /// Returns the names of the rules with the lines that they are in.
+    pub(crate) fn lines_of_rules(&self) -> Vec<(Box<str>, usize)> {
+        let line = |at: usize| self.text.get(..at).map_or(1, |before| before.matches('\n').count().saturating_add(1));
+        self.review(&self.text).rule_names.into_iter().map(|(name, span)| (name, line(span.start))).collect()
+    }
+
+    /// Replaces the file, if it still has the text that the new one is based on. Either all of it is written or nothing.
+    pub(crate) fn save(&self, text: &str, based_on: &str) -> Result<(), SaveError> {
+        let Some(path) = &self.editable else { return Err(SaveError::Changed) };
+        if std::fs::read(path)? != based_on.as_bytes() {
+            return Err(SaveError::Changed);
+        }
+        let mode = std::fs::metadata(path)?.permissions().mode();
+        let draft = beside(path);
+        // Created exclusively and without following a link: another user of the folder must not choose where it is written.
+        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode & 0o777).open(&draft)?;
+        let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+        if let Err(error) = written.and_then(|()| std::fs::rename(&draft, path)) {
+            let _ = std::fs::remove_file(&draft);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+}
+
+/// Returns the name of a new file in the same folder, so that renaming it replaces the policy in one step.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{:016x}", rand::random::<u64>()));
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("threshold-policy-file-{:x}", rand::random::<u64>()));
+        std::fs::create_dir(&folder).unwrap();
+        folder
+    }
+
+    /// Woken by leaving out the comparison, or by writing the file in place.
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_only_if_it_is_unchanged() {
+        let folder = folder();
+        let path = folder.join("policy.toml");
+        std::fs::write(&path, "old").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let file = PolicyFile::editable("old".to_owned(), path.clone());
+        let before = std::fs::File::open(&path).unwrap();
+        assert!(matches!(file.save("new", "other"), Err(SaveError::Changed)));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        file.save("new", "old").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(std::io::read_to_string(before).unwrap(), "old", "a reader of the old file is not disturbed");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing is left beside it");
+        assert!(matches!(PolicyFile::new("new".to_owned()).save("x", "new"), Err(SaveError::Changed)));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// Woken by passing every variable on.
+    #[test]
+    fn a_draft_cannot_read_variables_that_the_policy_does_not_use() {
+        let rule = |limit: &str| format!("[[rule]]\nname = 'a'\nper = ['ip']\nlimit = \"{limit}\"");
+        let file = PolicyFile::new(rule("${HOME}"));
+        let found = |text: &str| file.review(text).findings.into_iter().map(|one| one.message).collect::<String>();
+        // Both are set here. Of the second one a draft learns no more than of one that is not.
+        assert!(!found(&rule("${HOME}")).contains("is not set"), "{}", found(&rule("${HOME}")));
+        assert!(found(&rule("${PATH}")).contains("PATH is not set"), "{}", found(&rule("${PATH}")));
+    }
+
+    #[test]
+    fn a_key_is_not_shown_to_readers() {
+        let text = "[identity.jwt]\nalg = 'HS256'\nkey = 'a-secret-of-at-least-32-characters-000'\n";
+        let shown = |text: &str| PolicyFile::new(text.to_owned()).text_without_keys();
+        assert!(!shown(text).contains("a-secret") && shown(text).contains("alg = 'HS256'"), "{}", shown(text));
+        let broken = format!("{text}\n[[rule");
+        assert!(!shown(&broken).contains("a-secret"), "{}", shown(&broken));
+    }
+
+    #[test]
+    fn rules_are_found_by_line() {
+        let file = PolicyFile::new(
+            "\n[[rule]]\nname = 'a'\nlimit = '1/h'\n\n[[rule]]\nname = 'b'\nlimit = '1/h'\n".to_owned(),
+        );
+        let lines: Vec<_> = file.lines_of_rules().iter().map(|(_, line)| *line).collect();
+        assert_eq!(lines, [3, 7]);
+    }
+}
