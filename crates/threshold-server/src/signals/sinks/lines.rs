@@ -3,9 +3,11 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use threshold_core::Event;
 
 /// Where lines are written.
@@ -51,9 +53,10 @@ impl Lines {
         }
     }
 
-    /// Checks that lines can be written, and creates the file.
+    /// Checks that lines can be written, and creates the file. A pipe is opened when there is something to write.
     pub(super) fn open(&self) -> io::Result<()> {
         match self {
+            Self::File(path) if is_pipe(path) => Ok(()),
             Self::File(path) => open(path).map(drop),
             Self::Stdout => Ok(()),
         }
@@ -74,5 +77,22 @@ fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 fn open(path: &Path) -> io::Result<File> {
     // Events name callers, so that the file is for its owner alone.
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o600);
+    if !is_pipe(path) {
+        return options.open(path);
+    }
+    // Without this, opening a pipe waits for a reader: at the end of the server too.
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let pipe = options.custom_flags(nonblocking).open(path).map_err(|error| match error.raw_os_error() {
+        Some(code) if code == Errno::NXIO.raw_os_error() => io::Error::other("nobody reads the pipe"),
+        _ => error,
+    })?;
+    // A reader that is slow must not get half a line.
+    rustix::fs::fcntl_setfl(&pipe, OFlags::APPEND)?;
+    Ok(pipe)
+}
+
+fn is_pipe(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo())
 }
