@@ -100,7 +100,7 @@ pub(crate) struct App {
     pub(crate) refused: LogSampler,
     forward_auth: forward_auth::ForwardAuth,
     /// The store that other nodes share, for questions about its servers.
-    pub(crate) shared_store: ArcSwapOption<RedisStore>,
+    shared_store: ArcSwapOption<RedisStore>,
     pub(crate) signals: Arc<Signals>,
 }
 
@@ -180,6 +180,12 @@ impl App {
             shared_store: ArcSwapOption::empty(),
             signals,
         }
+    }
+
+    /// Sets what is known only once the server starts: the store that other nodes share, and the text of the policy.
+    pub(crate) fn know(&self, shared: Option<Arc<RedisStore>>, policy: PolicyFile) {
+        self.shared_store.store(shared);
+        self.policy_file.store(Arc::new(policy));
     }
 
     /// Counts the events of all decisions so far; see [`Signals::collect`].

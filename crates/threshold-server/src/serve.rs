@@ -134,8 +134,7 @@ pub(crate) fn run_with(
         banner.announce()?;
         desk.events.sender.record_allowed(args.events_sample);
         let app = Arc::new(App::with_events(desk, tokens, bounds, (events, sinks)));
-        app.shared_store.store(shared.clone());
-        app.policy_file.store(Arc::new(policy_file(args, &source)));
+        app.know(shared.clone(), policy_file(args, &source));
         let exporter = {
             let app = Arc::clone(&app);
             telemetry.map(|telemetry| telemetry.start(move || app.metrics_text())).transpose()?

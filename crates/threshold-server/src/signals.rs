@@ -170,7 +170,7 @@ impl Signals {
             match is_saved {
                 true => tracing::warn!(sink = &**sink, notices, "alerts not delivered: the next start tells them"),
                 false => {
-                    tracing::error!(sink = &**sink, notices, "alerts lost: not delivered before the server stopped")
+                    tracing::error!(sink = &**sink, notices, "alerts lost: not delivered before the server stopped");
                 }
             }
         }

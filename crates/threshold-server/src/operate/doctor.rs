@@ -50,7 +50,7 @@ fn add(diagnosis: &mut Value, finding: Option<Value>) {
     }
 }
 
-fn finding(check: &str, level: &str, message: String, advice: &str) -> Value {
+fn finding(check: &str, level: &str, message: &str, advice: &str) -> Value {
     json!({"check": check, "level": level, "message": message, "advice": advice})
 }
 
@@ -62,7 +62,7 @@ fn clock(here: u64, there: u64) -> Option<Value> {
         finding(
             "clock",
             "warning",
-            message,
+            &message,
             "synchronise both by NTP: bans, windows and tokens end by the clock (docs/runbooks/clock.md)",
         )
     })
@@ -76,15 +76,15 @@ fn compare(servers: &mut [(String, Value)]) {
         let differs = |what: &str| other.get(what) != first.get(what);
         let secret = (differs("secret") && is_shared(first) && is_shared(other)).then(|| {
             let message = format!("its secret is another one than that of {name}");
-            finding("secret", "error", message, "give all nodes the same THRESHOLD_SECRET (docs/rotate-secret.md)")
+            finding("secret", "error", &message, "give all nodes the same THRESHOLD_SECRET (docs/rotate-secret.md)")
         });
         let policy = differs("policy").then(|| {
             let message = format!("its policy is another one than that of {name}");
-            finding("versions", "warning", message, "deploy the same policy file to all nodes")
+            finding("versions", "warning", &message, "deploy the same policy file to all nodes")
         });
         let version = differs("version").then(|| {
             let message = format!("it runs {} and {name} runs {}", text(other, "version"), text(first, "version"));
-            finding("versions", "warning", message, "finish the rollout")
+            finding("versions", "warning", &message, "finish the rollout")
         });
         [secret, policy, version].into_iter().for_each(|found| add(other, found));
     }
