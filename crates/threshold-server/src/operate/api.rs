@@ -117,7 +117,7 @@ impl Api {
             Some(body) => self.agent.run(request.body(body.to_string()).with_context(invalid)?),
             None => self.agent.run(request.body(()).with_context(invalid)?),
         };
-        self.read(answered.map_err(|error| self.explain(error))?)
+        self.read(method, answered.map_err(|error| self.explain(error))?)
     }
 
     /// Opens a stream of server-sent events.
@@ -130,13 +130,13 @@ impl Api {
         let response = self.agent.run(request).map_err(|error| self.explain(error))?;
         if !response.status().is_success() {
             // Its body is the error, which this returns.
-            self.read(response)?;
+            self.read("GET", response)?;
             bail!("{} does not stream events", self.server);
         }
         Ok(BufReader::new(response.into_body().into_reader()))
     }
 
-    fn read(&self, mut response: Response<Body>) -> anyhow::Result<Value> {
+    fn read(&self, method: &str, mut response: Response<Body>) -> anyhow::Result<Value> {
         let status = response.status();
         let body = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec();
         let body = body.map_err(|error| self.explain(error))?;
@@ -149,7 +149,11 @@ impl Api {
             // Before the server's own message, which names the header. An operator sets a variable.
             _ if status == StatusCode::UNAUTHORIZED => {
                 let problem = if self.token.is_some() { "does not accept this token" } else { "requires a token" };
-                format!("{} {problem}: set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read", self.server)
+                let remedy = match method {
+                    "GET" => "set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read",
+                    _ => "set THRESHOLD_ADMIN_TOKEN; THRESHOLD_READ_TOKEN may only read",
+                };
+                format!("{} {problem}: {remedy}", self.server)
             }
             // Another program may listen at this address, and its text goes to a terminal.
             Some(message) => printable(message).into_owned(),
