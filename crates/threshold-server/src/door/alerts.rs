@@ -33,9 +33,9 @@ struct NoticeBody {
     /// The highest level of the episode so far.
     #[schemars(extend("enum" = ["warning", "critical"]))]
     level: String,
-    /// The address, of `ip_blocks`.
+    /// The address, of `ip_blocks`; null if it is about several.
     key: Option<String>,
-    /// The count that was judged; of an alert that is raised, that of the last period.
+    /// The count that was judged; of an alert that is raised, that of the last period. Of several addresses, that of the largest.
     count: u64,
     /// The threshold of its level.
     threshold: u64,
@@ -51,6 +51,14 @@ struct NoticeBody {
     node: String,
     /// Where to read what to do.
     runbook: String,
+    /// The cause of at least half of what was counted, as in events.
+    cause: Option<String>,
+    /// The rule of at least half of what was counted.
+    rule: Option<String>,
+    /// The most addresses at once, of an alert about several.
+    addresses: Option<u64>,
+    /// The one of these with the most blocks.
+    largest: Option<String>,
 }
 
 /// What became of a test message.

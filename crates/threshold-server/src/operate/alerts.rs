@@ -25,12 +25,19 @@ fn list(args: &AlertsArgs) -> anyhow::Result<Report> {
     let text = match items {
         _ if args.json => format!("{raised:#}\n"),
         [] => "no alert is raised\n".to_owned(),
-        items => columns(&["ALERT", "LEVEL", "KEY", "COUNT", "PEAK", "SINCE", "RUNBOOK"], items, |alert| {
-            let field = |name: &str| alert.get(name).unwrap_or(&Value::Null);
-            let [name, level, key, count, peak, runbook] =
-                ["alert", "level", "key", "count", "peak", "runbook"].map(|name| shown(field(name)));
-            vec![name, level, key, count, peak, millis(field("since")), runbook]
-        }),
+        items => {
+            columns(&["ALERT", "LEVEL", "KEY", "COUNT", "PEAK", "SINCE", "CAUSE", "RULE", "RUNBOOK"], items, |alert| {
+                let field = |name: &str| alert.get(name).unwrap_or(&Value::Null);
+                let [name, level, key, count, peak, cause, rule, runbook] =
+                    ["alert", "level", "key", "count", "peak", "cause", "rule", "runbook"]
+                        .map(|name| shown(field(name)));
+                let key = match field("addresses") {
+                    Value::Null => key,
+                    addresses => format!("{addresses} others, {}", shown(field("largest"))),
+                };
+                vec![name, level, key, count, peak, millis(field("since")), cause, rule, runbook]
+            })
+        }
     };
     Ok(Report { text, code: 0 })
 }

@@ -1,28 +1,34 @@
 //! Alerts: counts what the policy's `[alerts]` are about, and tells when one begins, rises and ends.
 
 mod addresses;
+mod causes;
 mod node;
 mod notice;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use threshold_core::alert::{AlertLevel, Episode};
+use threshold_core::alert::Episode;
 use threshold_core::policy::{Alert, AlertOn, Alerts, Layer};
 use threshold_core::{Event, Policy, Timestamp};
 
 use addresses::Addresses;
+use causes::Causes;
+pub(crate) use causes::Why;
 pub(crate) use node::{Node, host_name};
 pub(crate) use notice::{EpisodeId, Notice};
 use steps::{Scale, Steps};
+pub(crate) use together::Group;
+use together::{OwnAlerts, Together};
 
-/// The most addresses whose alert is raised at once. An attack by thousands must not send an operator thousands of messages.
-const MAX_RAISED_ADDRESSES: usize = 20;
-/// The most of these that are not critical: addresses that are blocked a little must not take the place of one that attacks.
-const MAX_WARNED_ADDRESSES: usize = 10;
+/// The most addresses that are compared in one turn, those with the most blocks. Of the others only the number is told.
+const MAX_COMPARED: usize = 100;
+/// The alert about several addresses.
+const TOGETHER: Key = (AlertOn::IpBlocks, None);
 /// The most notices that are kept to be read.
 const MAX_RECENT: usize = 100;
 
@@ -37,6 +43,9 @@ pub(crate) struct AlertBook {
     /// What is counted as a whole. A count that has not changed yet has no place here.
     totals: BTreeMap<AlertOn, Total>,
     addresses: Addresses,
+    own: OwnAlerts,
+    /// What was told of addresses that have no alert of their own.
+    together: Option<Together>,
     /// What the last policy says of alerts.
     alerts: Alerts,
     /// The step up to which addresses were last forgotten.
@@ -47,13 +56,22 @@ pub(crate) struct AlertBook {
     recent: VecDeque<Notice>,
 }
 
-/// The alert, and the address if it is about one.
+/// The alert, and the address if it is about one. Of `ip_blocks`, the one without an address is about several.
 type Key = (AlertOn, Option<Arc<str>>);
 
 #[derive(Debug)]
 struct Total {
     scale: Scale,
     steps: Steps,
+    causes: Causes,
+}
+
+/// What a count is judged by, and what a notice says besides.
+struct Judged {
+    alert: Alert,
+    count: Count,
+    why: Why,
+    group: Option<Group>,
 }
 
 /// What is counted of an alert.
@@ -94,23 +112,35 @@ impl AlertBook {
             _ => None,
         };
         for on in on.into_iter().chain(is_user_ban().then_some(AlertOn::UserBans)) {
-            self.count((on, None), (event.at, event.count), now);
+            self.count((on, None), (event.at, event.count), Some(event), now);
         }
         if let Some(address) = event.ip.as_deref().filter(|_| event.blocked) {
-            self.count((AlertOn::IpBlocks, Some(address)), (event.at, event.count), now);
+            self.count((AlertOn::IpBlocks, Some(address)), (event.at, event.count), Some(event), now);
         }
     }
 
-    fn count(&mut self, (on, address): (AlertOn, Option<&str>), (at, count): (Timestamp, u64), now: Timestamp) {
+    /// Adds to a count. `event` says why, if that is known.
+    fn count(
+        &mut self,
+        (on, address): (AlertOn, Option<&str>),
+        (at, count): (Timestamp, u64),
+        event: Option<&Event>,
+        now: Timestamp,
+    ) {
         let Some(alert) = self.alert(on) else { return };
         let scale = Scale::new(alert.per);
         let Some(number) = judged_step(scale, at.min(now), now) else { return };
         match address {
-            None => self.totals.entry(on).or_insert(Total { scale, steps: Steps::default() }).steps.add(number, count),
+            None => {
+                let new = || Total { scale, steps: Steps::default(), causes: Causes::default() };
+                let total = self.totals.entry(on).or_insert_with(new);
+                total.steps.add(number, count);
+                event.into_iter().for_each(|event| total.causes.add(event, number));
+            }
             Some(address) => {
                 let raised = &self.raised;
                 let is_raised = |name: &str| raised.contains_key(&(on, Some(name.into())));
-                self.addresses.add(address, (number, count), is_raised);
+                self.addresses.add(address, (number, count), event, is_raised);
             }
         }
     }
@@ -132,7 +162,10 @@ impl AlertBook {
             let Some(alert) = self.alert(on) else { continue };
             for (address, at, count) in counts(on, alert) {
                 let address = Some(address.as_str()).filter(|_| on == AlertOn::IpBlocks);
-                self.count((on, address), (at, count), now);
+                // After a jump of the clock they may be in the future, and say nothing about now.
+                if at <= now {
+                    self.count((on, address), (at, count), None, now);
+                }
             }
         }
         // These blocks are not new.
@@ -155,9 +188,9 @@ impl AlertBook {
             if on == AlertOn::IpBlocks {
                 self.judge_addresses(alert, now, &mut notices);
             } else {
-                let of = |total: &Total| Count::of(&total.steps, total.scale, alert, now);
-                let count = self.totals.get(&on).map(of).unwrap_or_default();
-                self.judge_count((on, None), (alert, count), now, &mut notices);
+                let of = |total: &Total| (Count::of(&total.steps, total.scale, alert, now), total.causes.most());
+                let (count, why) = self.totals.get(&on).map(of).unwrap_or_default();
+                self.judge_count((on, None), Judged { alert, count, why, group: None }, now, &mut notices);
             }
         }
         let surplus = self.recent.len().saturating_add(notices.len()).saturating_sub(MAX_RECENT);
@@ -170,6 +203,7 @@ impl AlertBook {
     pub(crate) fn erase(&mut self, address: &str, now: Timestamp) -> Option<Notice> {
         self.addresses.remove(address);
         self.recent.retain(|notice| notice.key.as_deref() != Some(address));
+        self.recent.iter_mut().chain(self.raised.values_mut()).for_each(|notice| notice.forget_largest(address));
         self.raised.remove(&(AlertOn::IpBlocks, Some(address.into()))).map(|told| told.ended(now))
     }
 
@@ -220,7 +254,7 @@ impl AlertBook {
     fn switch_off(&mut self, on: AlertOn, now: Timestamp, notices: &mut Vec<Notice>) {
         self.totals.remove(&on);
         if on == AlertOn::IpBlocks {
-            self.addresses = Addresses::default();
+            (self.addresses, self.own, self.together) = (Addresses::default(), OwnAlerts::default(), None);
         }
         let ended = self.raised.extract_if(.., |(own, _), _| *own == on);
         notices.extend(ended.map(|(_, told)| told.ended(now)));
@@ -239,53 +273,124 @@ impl AlertBook {
         }
     }
 
-    /// Judges the addresses that are raised, and as many others as there is room for. An address for which there was none is raised
-    /// later only if it goes on: an operator needs no message about what was over before it.
+    /// Judges the addresses that are raised, and those that go on beside them. A few of these have an alert of their own, and the
+    /// others are told together. What was over before it was judged is not told.
     fn judge_addresses(&mut self, alert: Alert, now: Timestamp, notices: &mut Vec<Notice>) {
         let scale = Scale::new(alert.per);
         let of = |steps: &Steps| Count::of(steps, scale, alert, now);
-        let raised = self.raised.keys().filter_map(|(_, address)| address.clone());
-        let count = |address: &str| self.addresses.get(address).map(of).unwrap_or_default();
-        let known: Vec<(Arc<str>, Count)> = raised.map(|address| (Arc::clone(&address), count(&address))).collect();
-        let room = MAX_RAISED_ADDRESSES.saturating_sub(known.len());
-        let warned =
-            self.raised.values().filter(|told| told.key.is_some() && told.level() == AlertLevel::Warning).count();
-        let mut room_to_warn = MAX_WARNED_ADDRESSES.saturating_sub(warned);
-        let at_least = if room_to_warn == 0 { alert.critical } else { alert.warning };
-        let is_new = |address: &Arc<str>| !self.raised.contains_key(&(AlertOn::IpBlocks, Some(Arc::clone(address))));
-        let busy = self.addresses.busy(at_least, scale.number(now), (scale, alert));
-        let busy = busy.filter(|(address, _)| is_new(address)).map(|(address, steps)| (Arc::clone(address), of(steps)));
-        let has_room = |(_, count): &(_, Count)| match alert.level(count.judged) {
-            Some(AlertLevel::Critical) => true,
-            Some(AlertLevel::Warning) => {
-                let before = room_to_warn;
-                room_to_warn = before.saturating_sub(1);
-                before > 0
-            }
-            None => false,
-        };
-        let new: Vec<_> = busy.filter(has_room).take(room).collect();
-        for (address, count) in known.into_iter().chain(new) {
-            self.judge_count((AlertOn::IpBlocks, Some(address)), (alert, count), now, notices);
+        let raised: Vec<Arc<str>> = self.raised.keys().filter_map(|(_, address)| address.clone()).collect();
+        for address in raised {
+            let count = self.addresses.get(&address).map(of).unwrap_or_default();
+            self.judge_address(address, (alert, count), now, notices);
         }
+        let is_new = |address: &Arc<str>| !self.raised.contains_key(&(AlertOn::IpBlocks, Some(Arc::clone(address))));
+        let busy = self.addresses.busy(alert.warning, scale.number(now), (scale, alert));
+        let mut busy = busy.filter(|(address, _)| is_new(address));
+        let compared = busy.by_ref().take(MAX_COMPARED).map(|(address, steps)| (Arc::clone(address), of(steps)));
+        let mut compared: Vec<(Arc<str>, Count)> = compared.collect();
+        let mut others = compared.len().saturating_add(busy.count());
+        compared.sort_by_key(|(_, count)| std::cmp::Reverse(count.judged));
+        self.own.forget_old(now);
+        let mut largest = None;
+        for (address, count) in compared {
+            // The first for which there is no room is the largest of the others.
+            if !self.admit(count.judged, now) {
+                largest = Some((address, count));
+                break;
+            }
+            others = others.saturating_sub(1);
+            self.judge_address(address, (alert, count), now, notices);
+        }
+        self.judge_together(alert, largest.map(|(address, count)| (others, address, count)), now, notices);
         self.addresses.next_turn();
     }
 
-    fn judge_count(&mut self, key: Key, (alert, count): (Alert, Count), now: Timestamp, notices: &mut Vec<Notice>) {
+    /// Returns whether an address with so many blocks has an alert of its own.
+    fn admit(&mut self, count: u64, now: Timestamp) -> bool {
+        let own = self.raised.values().filter(|told| told.key.is_some()).count();
+        let of_addresses = self.raised.values().filter(|told| told.on == AlertOn::IpBlocks);
+        let heaviest = of_addresses.map(|told| told.peak).max().unwrap_or(0);
+        self.own.admit(count, (own, heaviest), self.raised.contains_key(&TOGETHER), now)
+    }
+
+    fn judge_address(
+        &mut self,
+        address: Arc<str>,
+        (alert, count): (Alert, Count),
+        now: Timestamp,
+        notices: &mut Vec<Notice>,
+    ) {
+        let why = self.addresses.why(&address);
+        let judged = Judged { alert, count, why, group: None };
+        self.judge_count((AlertOn::IpBlocks, Some(address)), judged, now, notices);
+    }
+
+    /// Judges the addresses that have no alert of their own: how many there are, and the one with the most blocks.
+    fn judge_together(
+        &mut self,
+        alert: Alert,
+        others: Option<(usize, Arc<str>, Count)>,
+        now: Timestamp,
+        notices: &mut Vec<Notice>,
+    ) {
+        let before = notices.len();
+        let told = self.raised.get_mut(&TOGETHER);
+        let so_far = told.as_ref().and_then(|told| told.group.as_ref()).map_or(0, |group| group.addresses);
+        // After a restart, what was told before is not known, and neither is how long it has been quiet.
+        let restored =
+            told.as_ref().map(|told| Together { busy: now, told_at: now, addresses: so_far, count: told.peak });
+        self.together = self.together.filter(|_| restored.is_some()).or(restored);
+        let Some((addresses, largest, count)) = others else {
+            let Some(together) = &mut self.together else { return };
+            // A clock that was set back must not keep it raised.
+            together.busy = together.busy.min(now);
+            if together.is_over(now) {
+                let judged = Judged { alert, count: Count::default(), why: Why::default(), group: None };
+                self.judge_count(TOGETHER, judged, now, notices);
+            } else if let Some(told) = told {
+                told.count = 0;
+            }
+            return;
+        };
+        let why = self.addresses.why(&largest);
+        let group = Some(Group { addresses: addresses.max(so_far), largest: Some(largest) });
+        self.judge_count(TOGETHER, Judged { alert, count, why, group }, now, notices);
+        let has_grown = self.together.is_some_and(|told| told.has_grown(addresses, count.judged, now));
+        if notices.len() == before
+            && has_grown
+            && let Some(told) = self.raised.get_mut(&TOGETHER)
+        {
+            told.at = now;
+            notices.push(Notice { count: count.judged, ..told.clone() });
+        }
+        let is_told = notices.len() > before;
+        self.together = match self.together.filter(|_| !is_told) {
+            Some(together) => Some(Together { busy: now, ..together }),
+            None => Some(Together { busy: now, told_at: now, addresses, count: count.judged }),
+        };
+    }
+
+    fn judge_count(&mut self, key: Key, judged: Judged, now: Timestamp, notices: &mut Vec<Notice>) {
+        let Judged { alert, count, why, group } = judged;
         let told = self.raised.get_mut(&key);
         let before = told.as_ref().map(|told| Episode { level: told.level(), since: told.since });
         let peak = told.as_ref().map_or(0, |told| told.peak).max(count.judged);
+        // At the end of an episode nothing may be left to say why.
+        let why = told.as_ref().map(|told| &told.why).filter(|_| !why.is_known()).cloned().unwrap_or(why);
+        let group = group.or_else(|| told.as_ref()?.group.clone());
         let (episode, change) = alert.judge(before, count.judged, now);
         let Some(change) = change else {
             if let Some(told) = told {
                 (told.alert, told.count, told.peak) = (alert, count.present, peak);
+                (told.why, told.group) = (why, group);
             }
             return;
         };
         let since = episode.or(before).map_or(now, |episode| episode.since);
         let node = Arc::clone(told.map_or(&self.node, |told| &told.node));
         let (on, address) = key.clone();
-        let notice = Notice { on, alert, key: address, change, count: count.judged, peak, since, at: now, node };
+        let notice =
+            Notice { on, alert, key: address, change, count: count.judged, peak, since, at: now, node, why, group };
         if episode.is_some() {
             self.raised.insert(key, Notice { count: count.present, ..notice.clone() });
         } else {

@@ -3,8 +3,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use threshold_core::Event;
 use threshold_core::policy::Alert;
 
+use super::causes::{Causes, Why};
 use super::steps::{Scale, Steps};
 
 /// The most addresses that are counted at once.
@@ -13,7 +15,8 @@ use super::steps::{Scale, Steps};
 /// 8,192th of all blocks of the period is counted, whatever the others do. Its count begins when it takes its place, and lacks what it
 /// had before: at most that same share.
 ///
-/// An address has at most 122 counts of 16 bytes, so the table has at most 20 MB, and 1 MB if each was blocked a few times.
+/// An address has at most 122 counts of 16 bytes and the names of 4 rules, so the table has at most 30 MB, and 2 MB if each was
+/// blocked a few times.
 pub(super) const MAX_ADDRESSES: usize = 8_192;
 
 /// The blocks of each address.
@@ -30,6 +33,7 @@ pub(super) struct Addresses {
 #[derive(Debug)]
 struct Entry {
     steps: Steps,
+    causes: Causes,
     /// How many were admitted before.
     admitted: u64,
     /// The rank of the address whose place it has taken, and the step in which it did.
@@ -48,8 +52,14 @@ impl Entry {
 }
 
 impl Addresses {
-    /// Counts blocks. An address that `keeps` is never pushed out.
-    pub(super) fn add(&mut self, address: &str, (number, count): (u64, u64), keeps: impl Fn(&str) -> bool) {
+    /// Counts blocks, of which `event` says why if that is known. An address that `keeps` is never pushed out.
+    pub(super) fn add(
+        &mut self,
+        address: &str,
+        (number, count): (u64, u64),
+        event: Option<&Event>,
+        keeps: impl Fn(&str) -> bool,
+    ) {
         if let Some((name, entry)) = self.entries.get_key_value(address) {
             self.order.remove(&(entry.rank(), entry.admitted, Arc::clone(name)));
         }
@@ -62,13 +72,15 @@ impl Addresses {
         let entry = self.entries.entry(Arc::clone(&name)).or_insert_with(|| {
             self.admitted = self.admitted.saturating_add(1);
             let (new, turn) = ((number, number), self.turn);
-            Entry { steps: Steps::default(), admitted: self.admitted, inherited, since: number, new, turn }
+            let (steps, causes) = (Steps::default(), Causes::default());
+            Entry { steps, causes, admitted: self.admitted, inherited, since: number, new, turn }
         });
         if entry.turn != self.turn {
             (entry.new, entry.turn) = ((number, number), self.turn);
         }
         entry.new = (entry.new.0.min(number), entry.new.1.max(number));
         entry.steps.add(number, count);
+        event.into_iter().for_each(|event| entry.causes.add(event, number));
         self.order.insert((entry.rank(), entry.admitted, name));
     }
 
@@ -136,6 +148,11 @@ impl Addresses {
     /// Begins the next turn.
     pub(super) fn next_turn(&mut self) {
         self.turn = self.turn.wrapping_add(1);
+    }
+
+    /// Returns why an address was blocked.
+    pub(super) fn why(&self, address: &str) -> Why {
+        self.entries.get(address).map(|entry| entry.causes.most()).unwrap_or_default()
     }
 
     pub(super) fn get(&self, address: &str) -> Option<&Steps> {

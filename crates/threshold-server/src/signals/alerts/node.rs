@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use http::Uri;
+use threshold_core::decision::Cause;
 use threshold_core::policy::AlertOn;
 use threshold_core::text::printable;
 
@@ -72,9 +73,12 @@ impl Node {
         }
     }
 
-    /// Returns the runbook of an alert.
-    pub(super) fn runbook(&self, on: AlertOn) -> String {
-        format!("{}/{}.md", self.runbooks, on.name().replace('_', "-"))
+    /// Returns the runbook of an alert, most of which has this cause.
+    pub(super) fn runbook(&self, on: AlertOn, cause: Option<Cause>) -> String {
+        match cause {
+            Some(Cause::Login) => format!("{}/login-attack.md", self.runbooks),
+            _ => format!("{}/{}.md", self.runbooks, on.name().replace('_', "-")),
+        }
     }
 
     /// Returns the list of all runbooks.
@@ -107,9 +111,11 @@ mod tests {
     fn every_alert_has_a_runbook_in_the_repository() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let node = Node::read(None, |_| Ok(None)).unwrap();
-        let runbooks = AlertOn::ALL.map(|on| node.runbook(on));
+        let runbooks = AlertOn::ALL.map(|on| node.runbook(on, Some(Cause::Limit)));
         assert_eq!(runbooks.last().map(String::as_str), Some("docs/runbooks/ip-blocks.md"));
-        for runbook in runbooks.into_iter().chain([node.all_runbooks()]) {
+        let logins = node.runbook(AlertOn::IpBlocks, Some(Cause::Login));
+        assert_eq!(logins, "docs/runbooks/login-attack.md");
+        for runbook in runbooks.into_iter().chain([logins, node.all_runbooks()]) {
             assert!(root.join(&runbook).is_file(), "{runbook}");
         }
     }
@@ -133,7 +139,7 @@ mod tests {
     #[test]
     fn runbooks_may_be_elsewhere() {
         for url in ["https://wiki.example.com/run/", "https://wiki.example.com/run"] {
-            let runbook = read(url).unwrap().runbook(AlertOn::IpBlocks);
+            let runbook = read(url).unwrap().runbook(AlertOn::IpBlocks, None);
             assert_eq!(runbook, "https://wiki.example.com/run/ip-blocks.md");
         }
         for url in ["wiki", "/runbooks", "ftp://wiki.example.com", "https://wiki.example.com/?page=", "https://a b/"] {

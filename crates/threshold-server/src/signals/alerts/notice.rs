@@ -6,10 +6,13 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use threshold_core::Timestamp;
 use threshold_core::alert::{AlertChange, AlertLevel, AlertNotice};
+use threshold_core::decision::Cause;
 use threshold_core::policy::{Alert, AlertOn};
 use threshold_core::text::printable;
 
+use super::causes::Why;
 use super::node::Node;
+use super::together::Group;
 
 /// A change of an alert: it is raised, rises, or is resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +33,10 @@ pub(crate) struct Notice {
     /// The name of the server on which the episode began. Receivers know the episode by it, also if the server is started again
     /// under another name.
     pub(crate) node: Arc<str>,
+    /// Why most of what was counted was stopped.
+    pub(crate) why: Why,
+    /// The addresses, if it is about several.
+    pub(crate) group: Option<Group>,
 }
 
 /// What an episode is known by: the alert, the address if it is about one, and when it began.
@@ -83,19 +90,35 @@ impl Notice {
         format!("msg_{digest}")
     }
 
+    /// Forgets the name of the largest address of several, if it is this one.
+    pub(crate) fn forget_largest(&mut self, address: &str) {
+        if let Some(group) = &mut self.group {
+            group.largest.take_if(|largest| **largest == *address);
+        }
+    }
+
+    /// Returns the address that it is about, or the largest of several.
+    pub(crate) fn address(&self) -> Option<&Arc<str>> {
+        self.key.as_ref().or_else(|| self.group.as_ref()?.largest.as_ref())
+    }
+
     /// Returns the runbook.
     pub(crate) fn runbook(&self, node: &Node) -> String {
-        node.runbook(self.on)
+        node.runbook(self.on, self.why.cause)
     }
 
     /// Returns the fields of the JSON: those of every host, and those of a server.
     pub(crate) fn fields(&self, node: &Node) -> Map<String, Value> {
-        let &Self { on, alert, ref key, change, count, peak, since, at, node: ref own } = self;
+        let &Self { on, alert, ref key, change, count, peak, since, at, node: ref own, ref why, ref group } = self;
         let json = AlertNotice { on, alert, key: key.as_deref(), change, count, since, at }.to_json();
         let mut fields: Map<String, Value> = serde_json::from_str(&json).unwrap_or_default();
         fields.insert("peak".to_owned(), peak.into());
         fields.insert("node".to_owned(), own.as_ref().into());
         fields.insert("runbook".to_owned(), self.runbook(node).into());
+        fields.insert("cause".to_owned(), why.cause.map(Cause::name).into());
+        fields.insert("rule".to_owned(), why.rule.as_deref().into());
+        fields.insert("addresses".to_owned(), group.as_ref().map(|group| group.addresses).into());
+        fields.insert("largest".to_owned(), group.as_ref().and_then(|group| group.largest.as_deref()).into());
         fields
     }
 
@@ -123,6 +146,10 @@ impl Notice {
                     at = millis(self.at),
                     node = &*self.node,
                     runbook = self.runbook(node),
+                    cause = self.why.cause.map(Cause::name),
+                    rule = self.why.rule.as_deref(),
+                    addresses = self.group.as_ref().map(|group| group.addresses),
+                    largest = self.group.as_ref().and_then(|group| group.largest.as_deref()),
                     "alert"
                 )
             };

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use rusqlite::{Connection, OptionalExtension as _};
 use serde_json::{Map, Value, json};
 use threshold_core::alert::{AlertChange, AlertLevel};
+use threshold_core::decision::Cause;
 use threshold_core::event::sql;
 use threshold_core::policy::{Alert, AlertOn};
 use threshold_core::{Span, Timestamp};
 
 use super::file::is_damage;
 use super::{DatabaseError, EventDatabase, integer, millis};
-use crate::signals::alerts::{Notice, host_name};
+use crate::signals::alerts::{Group, Notice, Why, host_name};
 use crate::signals::sinks::{Told, ToldTo};
 
 /// The most that are read: far more than are raised at once.
@@ -33,7 +34,7 @@ pub(crate) struct SavedAlert {
 
 impl SavedAlert {
     fn to_json(&self) -> Value {
-        let Notice { on, key, count, peak, since, at, node, .. } = &self.notice;
+        let Notice { on, key, count, peak, since, at, node, why, group, .. } = &self.notice;
         let told = self.told.iter().flatten().map(|(receiver, told)| (receiver.to_string(), told.name().into()));
         json!({
             "alert": on.name(),
@@ -44,6 +45,10 @@ impl SavedAlert {
             "count": count,
             "peak": peak,
             "node": &**node,
+            "cause": why.cause.map(Cause::name),
+            "rule": why.rule.as_deref(),
+            "addresses": group.as_ref().map(|group| group.addresses),
+            "largest": group.as_ref().and_then(|group| group.largest.as_deref()),
             "told": Value::Object(told.collect()),
         })
     }
@@ -55,8 +60,10 @@ impl SavedAlert {
         let time = |name: &str| number(name).map(|at| Timestamp::EPOCH.plus(Span::from_millis(at)));
         let on = AlertOn::ALL.into_iter().find(|on| Some(on.name()) == text("alert"))?;
         let key: Option<Arc<str>> = text("key").filter(|key| !key.is_empty()).map(Into::into);
-        // Of addresses, and of these alone, each has its own.
-        if key.is_some() != (on == AlertOn::IpBlocks) {
+        let addresses = number("addresses").and_then(|addresses| addresses.try_into().ok());
+        let group = addresses.map(|addresses| Group { addresses, largest: text("largest").map(Into::into) });
+        // Of addresses, and of these alone, each has its own, and several have one together.
+        if (key.is_some() || group.is_some()) != (on == AlertOn::IpBlocks) || key.is_some() && group.is_some() {
             return None;
         }
         let (level, since) = (AlertLevel::named(text("level")?)?, time("since")?);
@@ -72,6 +79,8 @@ impl SavedAlert {
             at,
             // Earlier versions named every server by its machine.
             node: text("node").map_or_else(host_name, Into::into),
+            why: Why { cause: text("cause").and_then(Cause::named), rule: text("rule").map(Into::into) },
+            group,
         };
         let told = value.get("told").and_then(Value::as_object).map(|told| {
             let named =

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use threshold_core::alert::{AlertChange, AlertLevel};
+use threshold_core::decision::Cause;
 use threshold_core::policy::AlertOn;
 
 use super::*;
 use crate::desk::tests::{Folder as TestFolder, START};
-use crate::signals::alerts::{Notice, host_name};
+use crate::signals::alerts::{Group, Notice, Why, host_name};
 use crate::signals::sinks::{Told, ToldTo};
 
 const RETENTION: Retention = Retention { age: Span::from_secs(86_400), bytes: 64 << 20 };
@@ -321,8 +322,12 @@ fn a_file_that_another_program_has_changed_is_kept_if_it_is_sound() {
 /// An alert that one receiver has heard of at a lower level.
 fn saved(on: AlertOn, key: Option<&str>) -> SavedAlert {
     let change = AlertChange::Raised(AlertLevel::Critical);
-    let (alert, key, node) = (on.usual(), key.map(Into::into), "node-1".into());
-    let notice = Notice { on, alert, key, change, count: 30, peak: 40, since: START, at: later(1), node };
+    let (alert, node) = (on.usual(), "node-1".into());
+    let why = Why { cause: Some(Cause::Login), rule: Some("logins".into()) };
+    let group = Some(Group { addresses: 7, largest: Some("203.0.113.9".into()) });
+    let group = group.filter(|_| on == AlertOn::IpBlocks && key.is_none());
+    let key = key.map(Into::into);
+    let notice = Notice { on, alert, key, change, count: 30, peak: 40, since: START, at: later(1), node, why, group };
     SavedAlert {
         notice,
         told: Some(ToldTo::from([("slack-1 https://a.example".into(), Told::Raised(AlertLevel::Warning))])),
@@ -334,6 +339,7 @@ fn raised_alerts_outlive_the_process() {
     let folder = TestFolder::new();
     let path = path(&folder);
     let alerts = [saved(AlertOn::EdgeBlocks, None), saved(AlertOn::IpBlocks, Some("203.0.113.7"))];
+    let together = saved(AlertOn::IpBlocks, None);
     let database = EventDatabase::open(Some(&path), RETENTION, START);
     assert_eq!(database.saved_alerts(START), []);
     database.save_alerts(&alerts, START);
@@ -350,7 +356,7 @@ fn raised_alerts_outlive_the_process() {
         saved.notice.change = AlertChange::Resolved(AlertLevel::Critical);
         saved
     };
-    let all = [alerts.clone(), alerts.clone().map(over)].concat();
+    let all = [&alerts[..], &alerts.clone().map(over), &[over(together)]].concat();
     assert!(database.save_alerts(&all, START));
     assert_eq!(database.saved_alerts(START), all);
     // An earlier version has the columns only, and the name of the machine.

@@ -8,7 +8,7 @@ use threshold_core::Timestamp;
 use threshold_core::headers::iso_8601;
 use threshold_core::text::printable;
 
-use crate::signals::alerts::{Node, Notice};
+use crate::signals::alerts::{Group, Node, Notice, Why};
 
 /// The longest `dedup_key` that PagerDuty takes, in bytes.
 const MAX_DEDUP_KEY: usize = 255;
@@ -49,7 +49,8 @@ impl Form {
         let runbook = node.all_runbooks();
         let fields = json!({
             "event": "alert", "alert": "test", "state": "raised", "level": "warning", "key": null, "count": 0, "threshold": 0,
-            "periodSec": 0, "since": millis, "at": millis, "peak": 0, "node": &*node.name, "runbook": runbook,
+            "periodSec": 0, "since": millis, "at": millis, "peak": 0, "node": &*node.name, "runbook": runbook, "cause": null,
+            "rule": null, "addresses": null, "largest": null,
         });
         let text = format!("Threshold on {}: this is a test of alerts, and nothing has happened.", node.name);
         match self {
@@ -74,12 +75,24 @@ impl Form {
     }
 }
 
-/// Describes a notice in one sentence, with the address as it is.
-fn sentence(notice: &Notice, key: &str) -> String {
+/// Describes a notice in one sentence. `quoted` writes names that callers or other systems choose.
+fn sentence(notice: &Notice, quoted: impl Fn(&str) -> String) -> String {
     let (name, count, per) = (notice.on.name(), notice.count, notice.alert.per.secs_ceil());
-    let of = if key.is_empty() { String::new() } else { format!(" of {key}") };
+    let key = notice.key.as_deref().map(|key| format!(" of {}", quoted(key)));
+    let (of, by) = match &notice.group {
+        Some(Group { addresses, largest }) => {
+            let plural = if *addresses == 1 { "" } else { "es" };
+            let by = largest.as_deref().filter(|_| !notice.is_resolved());
+            (format!(" of {addresses} other address{plural}"), by.map(|by| format!(" by {}", quoted(by))))
+        }
+        None => (key.unwrap_or_default(), None),
+    };
+    let Why { cause, rule } = &notice.why;
+    let rule = rule.as_deref().map(|rule| format!("rule {}", quoted(rule)));
+    let most: Vec<String> = cause.map(|cause| cause.name().to_owned()).into_iter().chain(rule).collect();
+    let most = if most.is_empty() { String::new() } else { format!(", mostly {}", most.join(" by ")) };
     let state = if notice.is_resolved() { "resolved" } else { notice.level().name() };
-    format!("{name}{of} {state}: {count} in {per} s, threshold {}", notice.threshold())
+    format!("{name}{of} {state}: {count} in {per} s{}, threshold {}{most}", by.unwrap_or_default(), notice.threshold())
 }
 
 /// Returns the command to begin with.
@@ -87,7 +100,7 @@ fn first_look(notice: &Notice) -> String {
     // An edge reports addresses as text. An operator copies what stands here into a shell, and a digest cannot be looked up.
     let is_address = |key: &&str| key.split('/').next().is_some_and(|address| address.parse::<IpAddr>().is_ok());
     let is_plain = |key: &&str| key.bytes().all(|byte| byte.is_ascii_hexdigit() || b":./".contains(&byte));
-    match notice.key.as_deref().filter(is_address).filter(is_plain) {
+    match notice.address().map(|address| &**address).filter(is_address).filter(is_plain) {
         Some(address) => format!("`threshold subject edge {address}` shows what stops it"),
         None => "`threshold alerts` (GET /v1/alerts) shows what is raised".to_owned(),
     }
@@ -96,8 +109,8 @@ fn first_look(notice: &Notice) -> String {
 fn slack_text(notice: &Notice, node: &Node) -> String {
     let icon = if notice.is_resolved() { ":white_check_mark:" } else { ":rotating_light:" };
     // An edge reports addresses as text. As code it forms no link, and escaped it mentions nobody (`<!channel>`).
-    let key = notice.key.as_deref().map(|key| format!("`{}`", key.replace('`', "'"))).unwrap_or_default();
-    let text = slack_escaped(&format!("Threshold on {}: {}", notice.node, sentence(notice, &key)));
+    let quoted = |name: &str| format!("`{}`", name.replace('`', "'"));
+    let text = slack_escaped(&format!("Threshold on {}: {}", notice.node, sentence(notice, quoted)));
     if notice.is_resolved() {
         return format!("{icon} {text}");
     }
@@ -119,7 +132,7 @@ fn pager_duty(notice: &Notice, routing_key: &str, node: &Node) -> Value {
         // close the incident of the others.
         "dedup_key": dedup_key(&notice.node, notice.on.name(), key),
         "payload": {
-            "summary": printable(&format!("Threshold: {}", sentence(notice, key))),
+            "summary": printable(&format!("Threshold: {}", sentence(notice, str::to_owned))),
             "source": &*notice.node,
             "severity": notice.level().name(),
             "timestamp": iso_8601(seconds),
@@ -152,6 +165,7 @@ fn dedup_key(host: &str, name: &str, key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use threshold_core::alert::{AlertChange, AlertLevel};
+    use threshold_core::decision::Cause;
     use threshold_core::policy::AlertOn;
     use threshold_core::{Span, Timestamp};
 
@@ -170,6 +184,8 @@ mod tests {
             since: at,
             at: at.plus(Span::MINUTE),
             node: "node-1".into(),
+            why: Why::default(),
+            group: None,
         }
     }
 
@@ -264,7 +280,30 @@ mod tests {
             r#"{"event":"alert","alert":"ip_blocks","state":"raised","level":"warning","key":"203.0.113.7\u202e","count":101,"#
                 .to_owned()
                 + r#""threshold":20,"periodSec":60,"since":1767225600000,"at":1767225660000,"peak":120,"node":"node-1","#
-                + r#""runbook":"docs/runbooks/ip-blocks.md"}"#
+                + r#""runbook":"docs/runbooks/ip-blocks.md","cause":null,"rule":null,"addresses":null,"largest":null}"#
         );
+    }
+
+    #[test]
+    fn a_notice_says_why_and_how_many_addresses_there_are() {
+        let group = Some(Group { addresses: 12, largest: Some("203.0.113.9".into()) });
+        let why = Why { cause: Some(Cause::Login), rule: Some("<b>".into()) };
+        let raised = Notice { why, group, ..notice(None, AlertChange::Raised(AlertLevel::Critical)) };
+        let text: Value = serde_json::from_str(&Form::Slack.write(&raised, &Node::of_test())).unwrap();
+        assert_eq!(
+            text["text"],
+            ":rotating_light: Threshold on node-1: ip_blocks of 12 other addresses critical: 101 in 60 s by `203.0.113.9`, \
+             threshold 100, mostly login by rule `&lt;b&gt;`\nFirst: `threshold subject edge 203.0.113.9` shows what stops it. \
+             Then: docs/runbooks/login-attack.md"
+        );
+        let own: Value = serde_json::from_str(&Form::Own.write(&raised, &Node::of_test())).unwrap();
+        let fields = ["cause", "rule", "addresses", "largest", "runbook"].map(|name| own[name].clone());
+        let expect =
+            [json!("login"), json!("<b>"), json!(12), json!("203.0.113.9"), json!("docs/runbooks/login-attack.md")];
+        assert_eq!(fields, expect);
+        let form = Form::PagerDuty { routing_key: "key".into() };
+        let pager: Value = serde_json::from_str(&form.write(&raised, &Node::of_test())).unwrap();
+        assert_eq!(pager["dedup_key"], "threshold/node-1/ip_blocks/");
+        assert_eq!(pager["payload"]["custom_details"]["cause"], "login");
     }
 }

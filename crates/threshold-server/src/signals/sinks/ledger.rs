@@ -128,8 +128,10 @@ impl Ledger {
 
     /// Keeps the episode of an erased address out of what is saved.
     pub(super) fn erase(&mut self, address: &str) {
-        let of_address = |record: &&mut Record| record.notice.key.as_deref() == Some(address);
-        self.episodes.values_mut().filter(of_address).for_each(|record| record.is_erased = true);
+        for record in self.episodes.values_mut() {
+            record.is_erased |= record.notice.key.as_deref() == Some(address);
+            record.notice.forget_largest(address);
+        }
     }
 
     /// Returns whether a receiver has accepted or refused something since the last call.
@@ -204,6 +206,7 @@ mod tests {
     use threshold_core::policy::AlertOn;
 
     use super::*;
+    use crate::signals::alerts::Why;
 
     fn at(minute: u64) -> Timestamp {
         Timestamp::from_secs(1_767_225_600).plus(Span::from_secs(minute.saturating_mul(60)))
@@ -222,6 +225,8 @@ mod tests {
             since: at(0),
             at: at(1),
             node,
+            why: Why::default(),
+            group: None,
         }
     }
 

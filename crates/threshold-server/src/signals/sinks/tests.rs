@@ -18,6 +18,7 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
 use super::*;
+use crate::signals::alerts::Why;
 
 /// The longest wait for something that is sure to come.
 const LONG: Duration = Duration::from_secs(30);
@@ -110,7 +111,19 @@ fn batch(numbers: std::ops::Range<usize>) -> Arc<[Event]> {
 
 fn notice(change: AlertChange) -> Notice {
     let (on, at) = (AlertOn::EdgeBlocks, Timestamp::from_secs(1_767_225_600));
-    Notice { on, alert: on.usual(), key: None, change, count: 100, peak: 100, since: at, at, node: "node-1".into() }
+    Notice {
+        on,
+        alert: on.usual(),
+        key: None,
+        change,
+        count: 100,
+        peak: 100,
+        since: at,
+        at,
+        node: "node-1".into(),
+        why: Why::default(),
+        group: None,
+    }
 }
 
 const RAISED: AlertChange = AlertChange::Raised(AlertLevel::Warning);
@@ -520,6 +533,31 @@ fn lines_are_appended_to_a_file_that_may_be_rotated() {
     sinks.close(LONG);
     sinks.events(&batch(8..9));
     assert_eq!(lines_of(&path, 1).len(), 1, "nothing is written after the end");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A pipe that nobody reads kept the server from starting.
+///
+/// Fails (it does not end) if the pipe is opened as a file is.
+#[test]
+fn a_pipe_without_a_reader_loses_events_and_is_written_when_it_has_one() {
+    let folder = std::env::temp_dir().join(format!("threshold-pipe-{}", rand::random::<u64>()));
+    std::fs::create_dir(&folder).unwrap();
+    let path = folder.join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::from(0o600)).unwrap();
+    let sinks = start(&[Lines::File(path.clone())], &[]);
+    sinks.events(&batch(0..2));
+    let begin = Instant::now();
+    while sinks.lost() < 2 && begin.elapsed() < LONG {
+        thread::sleep(Duration::from_millis(5));
+    }
+    // For reading and writing, so that opening does not wait.
+    let pipe = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    sinks.events(&batch(2..3));
+    let mut line = String::new();
+    BufReader::new(pipe).read_line(&mut line).unwrap();
+    assert_eq!((line.trim_end(), sinks.lost()), (batch(2..3)[0].to_json().as_str(), 2));
+    sinks.close(LONG);
     std::fs::remove_dir_all(folder).unwrap();
 }
 
