@@ -96,7 +96,7 @@ pub(crate) fn run_with(
     // Before anything is opened: a server that would be open to other machines must not even restore its journal.
     check_addresses(args, &tokens)?;
     let tls = certificates(args)?;
-    let mut sinks = sink_settings(args)?;
+    let sinks = sink_settings(args)?;
     let bounds = bounds(args)?;
     // Before the limiter is built, which then has an observer for spans.
     let telemetry = Telemetry::from_environment()?;
@@ -109,7 +109,6 @@ pub(crate) fn run_with(
         // Before the journal is opened: a second server on the same address fails here, without waiting for a large
         // file. Clients wait in the backlog meanwhile.
         let http = args.http.listen(caller_guard(&tokens)).await?;
-        sinks.node.listens_on(&http.place());
         let admin = match &args.admin {
             Some(admin) => Some(admin.listen(operator_guard(&tokens)).await?),
             None => None,
@@ -118,7 +117,7 @@ pub(crate) fn run_with(
         let signals = ProcessSignals::new()?;
         let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
         read_bans(&desk).await?;
-        let (sinks, events) = (Sinks::start(sinks)?, events(args, desk.now()));
+        let (sinks, events) = (Sinks::start(sinks.of_server_on(&http.place()))?, events(args, desk.now()));
         let banner = Banner {
             args,
             source: &source,

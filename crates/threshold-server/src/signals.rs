@@ -167,11 +167,10 @@ impl Signals {
         let left = self.sinks.close(at_most);
         let is_saved = self.save_alerts(now);
         for (sink, notices) in &left {
-            match is_saved {
-                true => tracing::warn!(sink = &**sink, notices, "alerts not delivered: the next start tells them"),
-                false => {
-                    tracing::error!(sink = &**sink, notices, "alerts lost: not delivered before the server stopped");
-                }
+            if is_saved {
+                tracing::warn!(sink = &**sink, notices, "alerts not delivered: the next start tells them");
+            } else {
+                tracing::error!(sink = &**sink, notices, "alerts lost: not delivered before the server stopped");
             }
         }
         if !is_saved {

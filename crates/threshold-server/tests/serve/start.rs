@@ -66,7 +66,7 @@ fn the_banner_says_where_events_and_alerts_go() {
     let told = banner(&start);
     let events = folder.path().join("own.events");
     let expect = format!(
-        "\n  events  {}, {sink}, http://127.0.0.1:3\n  alerts  log, http://127.0.0.1:1, http://127.0.0.1:2\n",
+        "\n  events  {}, {sink}, http://127.0.0.1:3\n  alerts  log, webhook-1 http://127.0.0.1:1, slack-1 http://127.0.0.1:2\n",
         events.display()
     );
     assert!(told.contains(&expect) && !told.contains("CANARY"), "{told}");

@@ -31,7 +31,7 @@ pub(crate) struct SinkSettings {
     pub(super) keys: Arc<[SigningKey]>,
     pub(super) reach: Reach,
     pub(super) tls: TlsConfig,
-    pub(crate) node: Node,
+    pub(super) node: Node,
 }
 
 /// The names of all receivers, for operators. Of a URL, the scheme and the host.
@@ -121,6 +121,12 @@ impl SinkSettings {
             false => TlsConfig::default(),
         };
         Ok(Self { lines: lines.to_vec(), events, alerts, keys: keys.into(), reach, tls, node })
+    }
+
+    /// Returns the settings of a server that listens there: the port, or the path of a socket.
+    pub(crate) fn of_server_on(mut self, place: &str) -> Self {
+        self.node.listens_on(place);
+        self
     }
 
     /// Returns the names of the sinks of events. Receivers of alerts have theirs when they are started.
