@@ -198,7 +198,7 @@ fn there_are_only_series_of_the_policy_in_force_however_often_it_is_reloaded() {
         let policy = policy(&text).with_generation(generation);
         metrics.observer().decided(&ObservedDecision::new(&Facts::default(), &Decision::default(), &policy));
         // Two rules, and the decisions without a binding rule.
-        assert_eq!(series(), 3 * shards::VERDICTS.len(), "after {generation} policies");
+        assert_eq!(series(), 3 * VERDICTS.len(), "after {generation} policies");
     }
     // A request that was decided before the last reload is counted after it.
     let before = policy("[[rule]]\nname = 'rule 99'\nper = ['user']\nlimit = '1/h'").with_generation(99);
