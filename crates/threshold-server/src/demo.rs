@@ -12,6 +12,7 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
 use threshold_limiter::{Attempted, LoginRequest};
 use tokio::time::{MissedTickBehavior, interval};
+use tracing::Level;
 
 use crate::Report;
 use crate::cli::{Cli, Command, DemoArgs};
@@ -50,8 +51,11 @@ pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<Report> {
     let http = args.http.to_string();
     let cli = Cli::try_parse_from(["threshold", "serve", "--no-db", "--http", &http])?;
     let Command::Serve(serve_args) = cli.command else { anyhow::bail!("the demo cannot be started") };
+    crate::print("Open the address of http in a browser. Ctrl-C ends the demo; --http ADDR chooses another address.\n");
     serve::run_with(
         &serve_args,
+        // Blocks are what the demo is about: they are on the page, and would fill the terminal.
+        Level::ERROR,
         || Ok(source),
         |app| {
             app.is_demo.store(true, Ordering::Relaxed);

@@ -14,6 +14,7 @@ use threshold_core::plan::{Subject, Verb};
 use threshold_core::policy::{Layer, LogMode, Policy, Rule};
 use threshold_core::{Decision, Facts, Timestamp};
 use threshold_limiter::{ObservedDecision, Observer, Operation, Refused, TokenRefused};
+use tracing::Level;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -27,9 +28,9 @@ use queue::Queue;
 const MAX_PER_SECOND: u32 = 10;
 
 /// Starts logging to standard error, through a queue. `THRESHOLD_LOG` has the levels: `warn`, or
-/// `info,threshold::reload=debug`. The returned guard waits for the last lines when it is dropped.
-pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
-    let targets = targets()?;
+/// `info,threshold::reload=debug`; without it, `level` is the lowest one that is logged. The returned guard waits for the last lines when it is dropped.
+pub(crate) fn start(form: LogForm, level: Level) -> anyhow::Result<FlushOnDrop> {
+    let targets = targets(level)?;
     let (queue, flush) = Queue::to_stderr()?;
     let registry = tracing_subscriber::registry().with(targets);
     match form {
@@ -50,14 +51,14 @@ pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
 
 /// Checks `THRESHOLD_LOG`, and logs nothing.
 pub(crate) fn check() -> anyhow::Result<()> {
-    targets().map(drop)
+    targets(Level::INFO).map(drop)
 }
 
-fn targets() -> anyhow::Result<Targets> {
+fn targets(level: Level) -> anyhow::Result<Targets> {
     // An empty variable counts as unset: a deployment file often sets one to nothing in order to leave it out.
     let wanted = std::env::var_os("THRESHOLD_LOG").map(|text| text.to_string_lossy().into_owned());
     match wanted.filter(|text| !text.trim().is_empty()) {
-        None => Ok(Targets::new().with_default(tracing::Level::INFO)),
+        None => Ok(Targets::new().with_default(level)),
         Some(text) => parse_targets(&text),
     }
 }
@@ -244,7 +245,7 @@ fn subject_digest(layer: Option<Layer>, facts: &Facts<'_>, policy: &Policy) -> O
 /// Logs one line at DEBUG for each limit that a request was charged on.
 #[inline]
 pub(crate) fn charges(verb: &'static str, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
-    if tracing::enabled!(tracing::Level::DEBUG) {
+    if tracing::enabled!(Level::DEBUG) {
         charges_at_debug(verb, facts, decision, policy);
     }
 }

@@ -1,7 +1,8 @@
 //! The text of the policy as it runs, for operators who look at it, check a draft of another one, or save it.
 
+use std::collections::HashSet;
 use std::io::Write as _;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use threshold_core::policy::{Policy, Review};
@@ -12,6 +13,8 @@ pub(crate) struct PolicyFile {
     pub(crate) text: String,
     /// The file, if it may be changed.
     editable: Option<PathBuf>,
+    /// Whether a policy without rules may be saved.
+    allow_empty: bool,
 }
 
 /// Why a policy was not saved.
@@ -31,17 +34,17 @@ impl From<std::io::Error> for SaveError {
 impl PolicyFile {
     /// A text whose file stays as it is.
     pub(crate) fn new(text: String) -> Self {
-        Self { text, editable: None }
+        Self { text, ..Self::default() }
     }
 
     /// A text whose file may be changed.
-    pub(crate) fn editable(text: String, path: PathBuf) -> Self {
-        Self { text, editable: Some(path) }
+    pub(crate) fn editable(text: String, path: PathBuf, allow_empty: bool) -> Self {
+        Self { text, editable: Some(path), allow_empty }
     }
 
     /// Returns the same file with another text.
     pub(crate) fn with_text(&self, text: String) -> Self {
-        Self { text, editable: self.editable.clone() }
+        Self { text, editable: self.editable.clone(), allow_empty: self.allow_empty }
     }
 
     pub(crate) const fn is_editable(&self) -> bool {
@@ -50,13 +53,31 @@ impl PolicyFile {
 
     /// Reviews a draft.
     ///
-    /// Only variables that the policy in force refers to are read: a message could show the value of another one, which may be a
-    /// secret of this process.
+    /// Variables are read only if every line of the draft that refers to one is also a line of the policy in force: a rule named after
+    /// another one would show its value, which may be a secret of this process.
     pub(crate) fn review(&self, draft: &str) -> Review {
-        Policy::review(draft, &|name| {
-            let is_in_force = self.text.contains(&format!("${{{name}}}"));
-            is_in_force.then(|| std::env::var(name).ok()).flatten()
-        })
+        let reads = self.new_variable(draft).is_none();
+        Policy::review(draft, &|name| reads.then(|| std::env::var(name).ok()).flatten())
+    }
+
+    /// Returns the number of the first line of a draft that refers to a variable and is not in the policy in force.
+    pub(crate) fn new_variable(&self, draft: &str) -> Option<usize> {
+        let known: HashSet<&str> = self.text.lines().map(str::trim).filter(|line| line.contains("${")).collect();
+        let mut lines = (1..).zip(draft.lines().map(str::trim));
+        lines.find(|(_, line)| line.contains("${") && !known.contains(line)).map(|(number, _)| number)
+    }
+
+    /// Checks that the file still has this text.
+    pub(crate) fn check_unchanged(&self, text: &str) -> Result<(), SaveError> {
+        let Some(path) = &self.editable else { return Err(SaveError::Changed) };
+        if std::fs::read(path)? == text.as_bytes() { Ok(()) } else { Err(SaveError::Changed) }
+    }
+
+    /// Checks that a reload would accept a text.
+    pub(crate) fn check_loadable(&self, text: &str, in_force: &Policy) -> Result<(), String> {
+        let path = self.editable.as_deref().unwrap_or(Path::new(""));
+        let loaded = crate::reload::usable(path, Ok(text.as_bytes().to_vec()), in_force, self.allow_empty);
+        loaded.map(drop).map_err(|problem| problem.details)
     }
 
     /// Returns the text without the key of `[identity.jwt]`.
@@ -78,14 +99,18 @@ impl PolicyFile {
 
     /// Replaces the file, if it still has the text that the new one is based on. Either all of it is written or nothing.
     pub(crate) fn save(&self, text: &str, based_on: &str) -> Result<(), SaveError> {
+        self.check_unchanged(based_on)?;
         let Some(path) = &self.editable else { return Err(SaveError::Changed) };
-        if std::fs::read(path)? != based_on.as_bytes() {
-            return Err(SaveError::Changed);
-        }
-        let mode = std::fs::metadata(path)?.permissions().mode();
+        // A link stays one: its file is replaced.
+        let path = &std::fs::canonicalize(path)?;
+        let metadata = std::fs::metadata(path)?;
+        let mode = metadata.permissions().mode();
         let draft = beside(path);
         // Created exclusively and without following a link: another user of the folder must not choose where it is written.
         let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode & 0o777).open(&draft)?;
+        // The umask may have removed bits. Only a privileged process can give a file away; others are its owner already.
+        let _ = file.set_permissions(std::fs::Permissions::from_mode(mode & 0o777));
+        let _ = std::os::unix::fs::fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
         if let Err(error) = written.and_then(|()| std::fs::rename(&draft, path)) {
             let _ = std::fs::remove_file(&draft);
@@ -119,7 +144,7 @@ mod tests {
         let path = folder.join("policy.toml");
         std::fs::write(&path, "old").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
-        let file = PolicyFile::editable("old".to_owned(), path.clone());
+        let file = PolicyFile::editable("old".to_owned(), path.clone(), false);
         let before = std::fs::File::open(&path).unwrap();
         assert!(matches!(file.save("new", "other"), Err(SaveError::Changed)));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
@@ -132,15 +157,35 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// Woken by passing every variable on.
+    /// Woken by passing every variable on, or by looking for the name anywhere in the policy in force: a comment or another key with it
+    /// would let a rule show its value.
     #[test]
-    fn a_draft_cannot_read_variables_that_the_policy_does_not_use() {
-        let rule = |limit: &str| format!("[[rule]]\nname = 'a'\nper = ['ip']\nlimit = \"{limit}\"");
+    fn a_draft_reads_variables_only_in_lines_of_the_policy_in_force() {
+        let rule = |limit: &str| format!("# ${{PATH}}\n[[rule]]\nname = 'a'\nper = ['ip']\nlimit = \"{limit}\"");
         let file = PolicyFile::new(rule("${HOME}"));
         let found = |text: &str| file.review(text).findings.into_iter().map(|one| one.message).collect::<String>();
         // Both are set here. Of the second one a draft learns no more than of one that is not.
         assert!(!found(&rule("${HOME}")).contains("is not set"), "{}", found(&rule("${HOME}")));
         assert!(found(&rule("${PATH}")).contains("PATH is not set"), "{}", found(&rule("${PATH}")));
+        assert_eq!(file.new_variable(&rule("${HOME}")), None);
+        assert_eq!(file.new_variable(&rule("${PATH}")), Some(5));
+        assert_eq!(file.new_variable(&rule("${HOME:-1/h}")), Some(5));
+        assert_eq!(file.new_variable("[[rule]]\nname = \"${HOME}\""), Some(2));
+    }
+
+    /// Woken by replacing the link itself, or by leaving the umask's mode.
+    #[test]
+    fn a_link_stays_and_its_file_is_replaced() {
+        let folder = folder();
+        let (path, link) = (folder.join("policy.toml"), folder.join("link.toml"));
+        std::fs::write(&path, "old").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        PolicyFile::editable("old".to_owned(), link.clone(), false).save("new", "old").unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().file_type().is_symlink());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -286,7 +286,7 @@ fn load_policy(
 }
 
 /// Parses a policy and checks that it may replace the one in force. Returns it with its keys and its text.
-fn usable(
+pub(crate) fn usable(
     path: &Path,
     bytes: Result<Vec<u8>, String>,
     in_force: &Policy,

@@ -28,6 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
+use tracing::Level;
 
 use crate::Report;
 use crate::cli::ServeArgs;
@@ -70,17 +71,18 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     if args.check {
         return check::run(args);
     }
-    run_with(args, || read_policy(args), |_| {})
+    run_with(args, Level::INFO, || read_policy(args), |_| {})
 }
 
-/// Serves a policy. `started` is called when requests are answered.
+/// Serves a policy. `level` is the lowest one that is logged, unless `THRESHOLD_LOG` says otherwise; `started` is called when requests are answered.
 pub(crate) fn run_with(
     args: &ServeArgs,
+    level: Level,
     source: impl FnOnce() -> anyhow::Result<Source>,
     started: impl FnOnce(Arc<App>),
 ) -> anyhow::Result<Report> {
     // First, and held until the end: whatever fails after this is logged, and the last lines are written.
-    let _flush = log::start(args.log)?;
+    let _flush = log::start(args.log, level)?;
     let source = source()?;
     let policy = source.policy()?;
     if let Some(reason) = policy_support::unusable(&policy, args.allow_empty) {
@@ -344,7 +346,7 @@ fn read_policy(args: &ServeArgs) -> anyhow::Result<Source> {
 fn policy_file(args: &ServeArgs, source: &Source) -> PolicyFile {
     let path = args.policy.clone().filter(|path| args.allow_edit && path.as_os_str() != "-");
     match path {
-        Some(path) => PolicyFile::editable(source.text.clone(), path),
+        Some(path) => PolicyFile::editable(source.text.clone(), path, args.allow_empty),
         None => PolicyFile::new(source.text.clone()),
     }
 }

@@ -54,10 +54,11 @@ impl Desk {
     }
 
     /// Audits that the policy file is written, and waits until that is on disk.
-    pub(crate) async fn audit_policy(&self, who: &str, reason: &str) -> Result<(), OperationError> {
+    pub(crate) async fn audit_policy(&self, who: &str, changes: &str, reason: &str) -> Result<(), OperationError> {
         let why = reason_of(reason)?;
         let turn = self.operations.lock().await;
-        self.begin(Entry { who, action: "save the policy".to_owned(), layer: "policy", key: "", why })?.confirm();
+        self.begin(Entry { who, action: format!("save the policy: {changes}"), layer: "policy", key: "", why })?
+            .confirm();
         drop(turn);
         self.acknowledged().await
     }

@@ -14,6 +14,7 @@ use threshold_core::Policy;
 use threshold_core::explain::Why;
 use threshold_core::path::normalize_method;
 use threshold_core::policy::Layer;
+use threshold_core::text::printable;
 
 use super::admin::{Reader, operator_call};
 use super::openapi::{Operation, Schemas};
@@ -25,6 +26,8 @@ use crate::signals::recent_requests::Recording;
 const NEARLY_FULL_PERCENT: usize = 80;
 /// Free space on the journal's disk below which it counts as nearly full, in bytes.
 const LITTLE_SPACE: u64 = 256 << 20;
+/// Parts of a site with fewer requests are not listed.
+const FEWEST_REQUESTS: u64 = 10;
 /// The most endpoints without a rule that are listed.
 const MAX_ENDPOINTS: usize = 5;
 
@@ -103,13 +106,19 @@ async fn show(_: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiErr
         checks: CHECKS.to_vec(),
         findings: Vec::new(),
     };
+    let turn = Arc::clone(&app);
+    let turn = turn.rehearsals.acquire().await.map_err(|_| unavailable())?;
     // The requests of an hour are gone through, and a file system is asked.
     let found = tokio::task::spawn_blocking(move || -> Vec<Finding> {
         [health, proxies, disk, tables, signals, routes_without_rules].iter().flat_map(|check| check(&app)).collect()
     });
-    let unavailable = |_| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "the checks were interrupted");
-    findings.extend(found.await.map_err(unavailable)?);
+    findings.extend(found.await.map_err(|_| unavailable())?);
+    drop(turn);
     Ok(json(StatusCode::OK, &DiagnosisBody { findings, ..body }))
+}
+
+fn unavailable() -> ApiError {
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "the checks were interrupted")
 }
 
 /// The first eight bytes are enough to tell two policies apart.
@@ -201,15 +210,18 @@ fn open_endpoints(policy: &Policy, recording: &Recording) -> Vec<(String, u64)> 
                 matches!(rule.why, Why::Met | Why::MetAs(_)) && !matches!(rule.rule.layer, Layer::Edge | Layer::Global)
             });
             if !is_covered {
-                // Two segments name a part of a site, and hold no name of a customer.
-                let path = path.split('?').next().unwrap_or(path);
-                let part: Vec<&str> = path.split('/').take(3).collect();
-                let count = open.entry(format!("{}:{}", normalize_method(method), part.join("/"))).or_default();
+                // The first segment names a part of a site. What follows may be a secret, such as that of an invitation.
+                let path = path.split(['?', '#']).next().unwrap_or(path);
+                let part: Vec<&str> = path.split('/').take(2).collect();
+                let more = if path.split('/').nth(2).is_some() { "/…" } else { "" };
+                let shown = format!("{}:{}{more}", normalize_method(method), printable(&part.join("/")));
+                let count = open.entry(shown).or_default();
                 *count = count.saturating_add(1);
             }
         });
     }
-    let mut open: Vec<(String, u64)> = open.into_iter().collect();
+    // What few have asked for is no part of the site, but may be a name or a secret.
+    let mut open: Vec<(String, u64)> = open.into_iter().filter(|(_, count)| *count >= FEWEST_REQUESTS).collect();
     open.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     open
 }

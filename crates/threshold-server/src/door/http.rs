@@ -12,10 +12,10 @@ mod without_store;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
+use axum::extract::{FromRequestParts as _, Request, State};
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::RETRY_AFTER;
+use http::header::{AUTHORIZATION, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ use threshold_limiter::api::{
 use threshold_limiter::store::EndError;
 use tokio::task::yield_now;
 
-use super::admin::caller_name;
+use super::admin::{Reader, caller_name};
 use super::json_body::{Caller, JsonBody};
 use super::query::Query;
 use super::request_ids::{AnswerSpace, RequestKey};
@@ -38,7 +38,7 @@ use super::routes::{Route, get, post};
 use super::{ApiError, App, json, json_bytes, openapi};
 use crate::desk::{Decided, ReservationTerms, new_trace, strike_deadline};
 use crate::explain::live_json;
-use crate::serve::ConnectionWatch;
+use crate::serve::{ConnectionWatch, OperatorAccess};
 use request::{CommitBody, PauseBody, RefundBody, ReleaseBody};
 
 const GENERATION: HeaderName = HeaderName::from_static(GENERATION_HEADER);
@@ -118,7 +118,16 @@ async fn record(
     decide(&app, &watch, Verb::Record, &body).await
 }
 
-async fn explain(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+/// Changes nothing, so that a token that only reads suffices too.
+async fn explain(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let is_reader = app.tokens.operator_access(request.headers().get(AUTHORIZATION)) == OperatorAccess::Reader;
+    let JsonBody(body) = if is_reader {
+        let (mut parts, body) = request.into_parts();
+        let reader = Reader::from_request_parts(&mut parts, &app).await?;
+        JsonBody::read_for_reader(&reader, Request::from_parts(parts, body), &app).await?
+    } else {
+        JsonBody::read(request, &app, app.bounds.body).await?
+    };
     let request: RequestBody<'_> = read(&body)?;
     request.without_reservation()?;
     let policy = app.desk.policy();

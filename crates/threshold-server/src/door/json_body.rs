@@ -11,6 +11,7 @@ use http::{Extensions, HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
 use threshold_limiter::tower::PeerAddr;
 
+use super::admin::Reader;
 use super::{ApiError, App};
 
 /// Proof that a request may call the API: it has a token, or the server requires none.
@@ -72,6 +73,11 @@ impl JsonBody {
     pub(super) async fn read_for_anyone(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
         require_json(request.headers())?;
         Self::read_any(request, app, max, &["identity"]).await
+    }
+
+    /// Reads the body of an operator's request that changes nothing, after its token was checked.
+    pub(super) async fn read_for_reader(_: &Reader, request: Request, app: &App) -> Result<Self, ApiError> {
+        Self::read_any(request, app, app.bounds.body, &["identity"]).await
     }
 
     async fn read_coded(request: Request, app: &App, max: usize, codings: &[&str]) -> Result<Self, ApiError> {

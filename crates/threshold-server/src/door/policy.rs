@@ -15,8 +15,16 @@ use super::json_body::JsonBody;
 use super::openapi::{Operation, Schemas};
 use super::routes::{Route, get, post, put};
 use super::{ApiError, App, json};
-use crate::policy_file::SaveError;
+use crate::policy_file::{PolicyFile, SaveError};
 use crate::signals::draft::{Rehearsed, rehearse};
+use crate::source::{Tenants, changes, joined};
+
+/// The most findings in one answer.
+const MAX_FINDINGS: usize = 100;
+/// The most changes that the audit names.
+const MAX_CHANGES: usize = 5;
+const NEW_VARIABLE: &str =
+    "refers to a variable in a line that the policy in force does not have: a draft could show its value";
 
 /// The policy as it runs.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -181,7 +189,8 @@ async fn show(reader: Reader, State(app): State<Arc<App>>) -> Result<Response, A
     let file = app.policy_file.load();
     let policy = app.desk.policy();
     let text = if reader.may_change { file.text.clone() } else { file.text_without_keys() };
-    let turn = app.rehearsals.try_acquire().map_err(|_| busy())?;
+    // Waits: a page that shows the policy must not fail because another one does.
+    let turn = app.rehearsals.acquire().await.map_err(|_| busy())?;
     let (now, requests) = (app.desk.now(), Arc::clone(&app.desk.recent_requests));
     let decided = Arc::clone(&policy);
     let work = tokio::task::spawn_blocking(move || {
@@ -218,25 +227,34 @@ async fn show(reader: Reader, State(app): State<Arc<App>>) -> Result<Response, A
     ))
 }
 
-async fn lint(_: Reader, State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+async fn lint(reader: Reader, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let JsonBody(body) = JsonBody::read_for_reader(&reader, request, &app).await?;
     let Draft { text } = read(&body)?;
-    let Review { findings, .. } = app.policy_file.load().review(&text);
-    let findings = findings.into_iter().map(|finding| {
-        let (line, column) = finding.place(&text);
-        let level = if finding.severity == Severity::Error { "error" } else { "warning" };
-        FindingBody { level, code: finding.code, line, column, message: finding.message, help: finding.help }
+    // A draft may take as long as a rehearsal.
+    let turn = app.rehearsals.acquire().await.map_err(|_| busy())?;
+    let file = app.policy_file.load_full();
+    let work = tokio::task::spawn_blocking(move || {
+        let mut findings = file.review(&text).findings;
+        // The first ones suffice: the position of each is counted from the beginning of the text.
+        findings.truncate(MAX_FINDINGS);
+        let findings = findings.into_iter().map(|finding| {
+            let (line, column) = finding.place(&text);
+            let level = if finding.severity == Severity::Error { "error" } else { "warning" };
+            FindingBody { level, code: finding.code, line, column, message: finding.message, help: finding.help }
+        });
+        findings.chain(file.new_variable(&text).map(FindingBody::variable)).collect()
     });
-    Ok(json(StatusCode::OK, &FindingsBody { findings: findings.collect() }))
+    let findings = work.await.map_err(|_| busy())?;
+    drop(turn);
+    Ok(json(StatusCode::OK, &FindingsBody { findings }))
 }
 
-async fn rehearse_draft(
-    _: Reader,
-    State(app): State<Arc<App>>,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
+async fn rehearse_draft(reader: Reader, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let JsonBody(body) = JsonBody::read_for_reader(&reader, request, &app).await?;
     let Draft { text } = read(&body)?;
-    let draft = usable(&app, &text)?;
     let turn = app.rehearsals.try_acquire().map_err(|_| busy())?;
+    let file = app.policy_file.load_full();
+    let draft = tokio::task::spawn_blocking(move || usable(&file, &text)).await.map_err(|_| busy())??;
     let (now, requests, policy) = (app.desk.now(), Arc::clone(&app.desk.recent_requests), app.desk.policy());
     let work = tokio::task::spawn_blocking(move || {
         let recording = requests.recording(now);
@@ -261,41 +279,79 @@ async fn rehearse_draft(
 }
 
 async fn save(operator: Operator, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let JsonBody(body) = JsonBody::read(request, &app, app.bounds.body).await?;
+    // The draft, and the text that it was made from.
+    let JsonBody(body) = JsonBody::read(request, &app, app.bounds.body.saturating_mul(2)).await?;
     let NewPolicy { text, based_on, reason } = read(&body)?;
     if !app.policy_file.load().is_editable() {
         let message = "this server saves no policies: start it with a policy file and --allow-edit";
         return Err(ApiError::new(StatusCode::NOT_FOUND, "not_editable", message));
     }
-    usable(&app, &text)?;
-    app.desk.audit_policy(&operator.0, &reason).await?;
+    // Held until the file is replaced, so that of two drafts of one text only the first is saved.
+    let turn = app.rehearsals.acquire().await.map_err(|_| busy())?;
     let shared = Arc::clone(&app);
-    let saved = tokio::task::spawn_blocking(move || shared.policy_file.load().save(&text, &based_on)).await;
-    match saved.map_err(|_| busy())? {
-        Ok(()) => Ok(json(StatusCode::OK, &SavedBody { ok: true })),
-        Err(SaveError::Changed) => {
-            let message = "the policy file has changed since it was read: load it again";
-            Err(ApiError::new(StatusCode::CONFLICT, "policy_changed", message))
+    let work = tokio::task::spawn_blocking(move || {
+        let file = shared.policy_file.load_full();
+        file.check_unchanged(&based_on)?;
+        usable(&file, &text)?;
+        // What a reload would refuse would be lost at the next start.
+        shared.policy_file.load().check_loadable(&text, &shared.desk.policy()).map_err(bad_policy)?;
+        Ok::<_, ApiError>((file, text, based_on))
+    });
+    let (file, text, based_on) = work.await.map_err(|_| busy())??;
+    let changes = joined(&changes(&based_on, &text, Tenants::Unnamed), MAX_CHANGES, "; ");
+    app.desk.audit_policy(&operator.0, &changes, &reason).await?;
+    let saved = tokio::task::spawn_blocking(move || file.save(&text, &based_on)).await;
+    drop(turn);
+    saved.map_err(|_| busy())??;
+    Ok(json(StatusCode::OK, &SavedBody { ok: true }))
+}
+
+impl From<SaveError> for ApiError {
+    fn from(error: SaveError) -> Self {
+        match error {
+            SaveError::Changed => {
+                let message = "the policy file has changed since it was read: load it again";
+                Self::new(StatusCode::CONFLICT, "policy_changed", message)
+            }
+            SaveError::Io(error) => {
+                tracing::error!(%error, "policy not saved");
+                let message = "the policy file could not be read or written; the server's log says why";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
+            }
         }
-        Err(SaveError::Io(error)) => {
-            tracing::error!(%error, "policy not saved");
-            let message = "the policy file could not be written; the server's log says why";
-            Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message))
+    }
+}
+
+impl FindingBody {
+    fn variable(line: usize) -> Self {
+        Self {
+            level: "error",
+            code: "new-variable",
+            line,
+            column: 1,
+            message: NEW_VARIABLE.to_owned(),
+            help: "change the file on the server, and reload it".to_owned(),
         }
     }
 }
 
 /// Parses a draft, or says what its first error is.
-fn usable(app: &App, text: &str) -> Result<Policy, ApiError> {
-    let Review { policy, findings, .. } = app.policy_file.load().review(text);
+fn usable(file: &PolicyFile, text: &str) -> Result<Policy, ApiError> {
+    if let Some(line) = file.new_variable(text) {
+        return Err(bad_policy(format!("line {line}: {NEW_VARIABLE}")));
+    }
+    let Review { policy, findings, .. } = file.review(text);
     policy.ok_or_else(|| {
         let first = findings.iter().find(|finding| finding.severity == Severity::Error);
-        let message = first.map_or_else(
+        bad_policy(first.map_or_else(
             || "the policy cannot be used".to_owned(),
             |finding| format!("line {}: {}", finding.place(text).0, finding.message),
-        );
-        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_policy", message).about(Some("text".to_owned()))
+        ))
     })
+}
+
+fn bad_policy(message: String) -> ApiError {
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_policy", message).about(Some("text".to_owned()))
 }
 
 /// Returns the rules of both policies that denied requests, by name.

@@ -7,7 +7,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::handler::Handler;
+use axum::middleware::map_response;
+use axum::response::Response;
 use axum::routing::{self, MethodRouter};
+
+use ::http::HeaderValue;
+use ::http::header::CACHE_CONTROL;
 
 use super::openapi::{Operation, Schemas};
 use super::{
@@ -65,7 +70,16 @@ fn of(audience: Audience) -> impl Iterator<Item = Route> {
 /// Builds the router of a listener.
 pub(super) fn router(audience: Audience) -> Router<Arc<App>> {
     // `Router::route` adds a method to a path that it has already.
-    of(audience).fold(Router::new(), |router, route| router.route(route.path, route.handler))
+    of(audience).fold(Router::new(), |router, route| {
+        let handler = if route.method == "get" { route.handler.layer(map_response(not_stored)) } else { route.handler };
+        router.route(route.path, handler)
+    })
+}
+
+/// Keeps a browser from showing what it has got to those who use it after the operator. Answers to other methods are never stored.
+async fn not_stored(mut response: Response) -> Response {
+    response.headers_mut().entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
 }
 
 /// Declares constructors of routes, one for each method.

@@ -17,7 +17,7 @@ use super::openapi::{Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get};
 use super::sse::{self, Streams};
-use super::{ApiError, App, json};
+use super::{ApiError, App, json, session};
 use crate::signals::lock;
 use crate::signals::series::{ChartPeriod, Sample, Series};
 
@@ -74,17 +74,19 @@ async fn show(
     }
     let permit = app.series_streams.take("series")?;
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(send_all(app, sender));
+    let session = session::of(&app, &headers);
+    tokio::spawn(send_all(app, session, sender));
     Ok(sse::response(receiver, permit))
 }
 
-/// Sends samples until the client has left, reads too slowly, or the server stops.
-async fn send_all(app: Arc<App>, sender: mpsc::Sender<Bytes>) {
+/// Sends samples until the client has left or signed out, reads too slowly, or the server stops.
+async fn send_all(app: Arc<App>, session: Option<HeaderMap>, sender: mpsc::Sender<Bytes>) {
     let mut newest = lock(&app.signals.series).newest();
     let patience: Duration = app.bounds.client_timeout;
     let mut part = Bytes::from_static(b"retry: 1000\n\n");
     loop {
-        if !matches!(timeout(patience, sender.send(part)).await, Ok(Ok(()))) {
+        if !session::lasts(&app, session.as_ref()) || !matches!(timeout(patience, sender.send(part)).await, Ok(Ok(())))
+        {
             return;
         }
         tokio::select! {

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::header::{AUTHORIZATION, CACHE_CONTROL, COOKIE, ORIGIN, SET_COOKIE};
+use http::header::{AUTHORIZATION, CACHE_CONTROL, COOKIE, HOST, ORIGIN, SET_COOKIE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
+use threshold_core::policy::UserScope;
 use threshold_core::{Span, Timestamp};
 use threshold_limiter::api::{Text, read};
 use threshold_limiter::tower::PeerAddr;
@@ -27,11 +28,14 @@ use crate::serve::OperatorAccess;
 use crate::signals::lock;
 
 const PATH: &str = "/v1/session";
+/// Followed by the port, if the host has one: browsers send cookies to all ports of a host.
 const COOKIE_NAME: &str = "threshold_session";
 /// How long a session lasts: a working day.
 const LIFETIME: Span = Span::from_secs(12 * 3_600);
 /// The most sessions at once. The one that ends first makes room for another.
 const MAX_SESSIONS: usize = 256;
+/// The most cookies of one name that are looked up.
+const MAX_COOKIES: usize = 8;
 /// The largest body: a token is some dozens of characters.
 const MAX_BODY: usize = 4 << 10;
 
@@ -59,10 +63,12 @@ impl Sessions {
         let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut sessions = lock(&self.0);
         sessions.retain(|_, session| session.ends > now);
-        if sessions.len() >= MAX_SESSIONS
-            && let Some(first) = sessions.iter().min_by_key(|(_, session)| session.ends).map(|(key, _)| *key)
-        {
-            sessions.remove(&first);
+        if sessions.len() >= MAX_SESSIONS {
+            // Of the same token, if it has one: somebody who may only look must not sign operators out.
+            let oldest = sessions.iter().min_by_key(|(_, own)| (own.authorization != authorization, own.ends));
+            if let Some(oldest) = oldest.map(|(key, _)| *key) {
+                sessions.remove(&oldest);
+            }
         }
         sessions.insert(key(&secret), Session { authorization, ends: now.plus(LIFETIME) });
         secret
@@ -98,17 +104,42 @@ pub(super) fn authorize(app: &App, method: &Method, headers: &mut HeaderMap) {
     if !has_origin || !is_same_origin(headers) || is_sent_by_another_site(headers) {
         return;
     }
-    let found = secret(headers).and_then(|secret| app.sessions.find(&secret, app.desk.now()));
-    if let Some(authorization) = found {
+    if let Some(authorization) = found(app, headers) {
         headers.insert(AUTHORIZATION, authorization);
     }
 }
 
-/// Returns the secret in the cookie.
-fn secret(headers: &HeaderMap) -> Option<String> {
+/// Returns the `Authorization` of a request's session.
+fn found(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
+    secrets(headers).find_map(|secret| app.sessions.find(secret, app.desk.now()))
+}
+
+/// Whether a stream may go on: it was not opened by a session, or its session has not ended.
+pub(super) fn lasts(app: &App, session: Option<&HeaderMap>) -> bool {
+    session.is_none_or(|headers| found(app, headers).is_some())
+}
+
+/// Returns the headers of a request by which its session is found, if it has one.
+pub(super) fn of(app: &App, headers: &HeaderMap) -> Option<HeaderMap> {
+    found(app, headers)?;
+    let names = [COOKIE, HOST];
+    Some(names.into_iter().filter_map(|name| Some((name.clone(), headers.get(&name)?.clone()))).collect())
+}
+
+/// Returns the secrets in the cookies of this server's name. There may be several: a page of another port of the same host can set one.
+fn secrets(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let own = cookie_name(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let mut pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(name, _)| *name == COOKIE_NAME).map(|(_, value)| value.to_owned())
+    let pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.filter(move |(name, _)| *name == own).map(|(_, value)| value).take(MAX_COOKIES)
+}
+
+fn cookie_name(headers: &HeaderMap) -> String {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    // The port of an IPv6 address follows its bracket.
+    let port =
+        host.rsplit_once(':').map(|(_, port)| port).filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+    port.map_or_else(|| COOKIE_NAME.to_owned(), |port| format!("{COOKIE_NAME}_{port}"))
 }
 
 /// Whether a browser is signed in, and what its page may show.
@@ -123,6 +154,8 @@ struct SessionBody {
     sign_in: bool,
     /// Whether the traffic is made up.
     demo: bool,
+    /// Whether users belong to tenants, so that operators name them `TENANT/USER`.
+    users_of_tenants: bool,
     version: &'static str,
     /// The name of the server; empty before signing in.
     node: String,
@@ -181,7 +214,7 @@ async fn sign_in(State(app): State<Arc<App>>, request: Request) -> Result<Respon
         let message = "a web page of another origin cannot sign in";
         return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
     }
-    let is_encrypted = is_encrypted(request.headers());
+    let cookie = NewCookie::of(request.headers());
     let peer = request.extensions().get::<PeerAddr>().map(|peer| peer.0.ip());
     if app.token_guesses.blocks_operators(peer) {
         return Err(too_many_wrong_tokens());
@@ -202,32 +235,42 @@ async fn sign_in(State(app): State<Arc<App>>, request: Request) -> Result<Respon
         OperatorAccess::Open => Ok(answer(&app, &access)),
         OperatorAccess::Operator(_) | OperatorAccess::Reader => {
             let secret = app.sessions.begin(authorization, app.desk.now());
-            Ok(with_cookie(answer(&app, &access), &secret, LIFETIME.secs_ceil(), is_encrypted))
+            Ok(cookie.on(answer(&app, &access), &secret, LIFETIME.secs_ceil()))
         }
     }
 }
 
 async fn sign_out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
-    if let Some(secret) = secret(&headers).filter(|_| is_same_origin(&headers)) {
-        app.sessions.end(&secret);
+    if is_same_origin(&headers) {
+        secrets(&headers).for_each(|secret| app.sessions.end(secret));
     }
     let access = if app.tokens.any_configured() { OperatorAccess::Denied } else { OperatorAccess::Open };
-    with_cookie(answer(&app, &access), "", 0, is_encrypted(&headers))
+    NewCookie::of(&headers).on(answer(&app, &access), "", 0)
 }
 
-/// Whether the page was loaded over HTTPS, also where a proxy ends it. Browsers send `Origin` with every change.
-fn is_encrypted(headers: &HeaderMap) -> bool {
-    headers.get(ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"))
+/// A cookie that a browser shall keep.
+struct NewCookie {
+    name: String,
+    /// Whether the page was loaded over HTTPS, also where a proxy ends it.
+    is_encrypted: bool,
 }
 
-fn with_cookie(mut response: Response, secret: &str, seconds: u64, is_encrypted: bool) -> Response {
-    // Browsers discard a cookie with `Secure` that comes without encryption.
-    let secure = if is_encrypted { "; Secure" } else { "" };
-    let cookie = format!("{COOKIE_NAME}={secret}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
-    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
-        response.headers_mut().insert(SET_COOKIE, cookie);
+impl NewCookie {
+    fn of(headers: &HeaderMap) -> Self {
+        // Browsers send `Origin` with every change.
+        let is_encrypted = headers.get(ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
+        Self { name: cookie_name(headers), is_encrypted }
     }
-    response
+
+    fn on(&self, mut response: Response, secret: &str, seconds: u64) -> Response {
+        // Browsers discard a cookie with `Secure` that comes without encryption.
+        let secure = if self.is_encrypted { "; Secure" } else { "" };
+        let cookie = format!("{}={secret}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}", self.name);
+        if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+            response.headers_mut().insert(SET_COOKIE, cookie);
+        }
+        response
+    }
 }
 
 fn answer(app: &App, access: &OperatorAccess) -> Response {
@@ -241,6 +284,7 @@ fn answer(app: &App, access: &OperatorAccess) -> Response {
     let body = SessionBody {
         role,
         sign_in,
+        users_of_tenants: app.desk.policy().identity().user_scope == UserScope::Tenant,
         demo: app.is_demo.load(std::sync::atomic::Ordering::Relaxed),
         version: env!("CARGO_PKG_VERSION"),
         node,
@@ -285,19 +329,29 @@ mod tests {
         assert_eq!(lock(&sessions.0).len(), MAX_SESSIONS);
         assert_eq!(sessions.find(&secrets[0], NOW), None);
         assert!(sessions.find(&secrets[1], NOW).is_some());
+        // One token signs out its own sessions, and not those of another.
+        sessions.begin(token(7), at(MAX_SESSIONS + 1));
+        assert_eq!(sessions.find(&secrets[7], NOW), None);
+        assert!(sessions.find(&secrets[1], NOW).is_some());
         sessions.begin(token(0), NOW.plus(LIFETIME).plus(LIFETIME));
         assert_eq!(lock(&sessions.0).len(), 1, "those that have ended are forgotten");
     }
 
     #[test]
     fn the_secret_is_found_among_other_cookies() {
-        let find = |text: &'static str| {
+        let find = |host: &'static str, text: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(COOKIE, HeaderValue::from_static(text));
-            secret(&headers)
+            headers.insert(HOST, HeaderValue::from_static(host));
+            secrets(&headers).map(str::to_owned).collect::<Vec<_>>()
         };
-        assert_eq!(find("a=b; threshold_session=abc; c=d").as_deref(), Some("abc"));
-        assert_eq!(find("xthreshold_session=abc").as_deref(), None);
-        assert_eq!(find("threshold_session").as_deref(), None);
+        assert_eq!(find("h", "a=b; threshold_session=abc; c=d"), ["abc"]);
+        assert_eq!(find("h", "xthreshold_session=abc"), [""; 0]);
+        assert_eq!(find("h", "threshold_session"), [""; 0]);
+        // Each port has a cookie of its own, and one that a page of another port has set does not hide the right one.
+        let two = "threshold_session_81=other; threshold_session_80=false; threshold_session_80=abc";
+        assert_eq!(find("h:80", two), ["false", "abc"]);
+        assert_eq!(find("[::1]:81", two), ["other"]);
+        assert_eq!(find("[::1]", two), [""; 0]);
     }
 }

@@ -1,5 +1,6 @@
 //! `threshold doctor`: asks servers what should be changed about them, and compares them with each other.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
@@ -21,9 +22,9 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<Report> {
         let asked = now();
         let mut diagnosis = api.call("GET", "/v1/doctor", None)?;
         // Halfway between question and answer is the best guess of when the server read its clock.
-        let here = asked.midpoint(now());
+        let (here, took) = (asked.midpoint(now()), now().saturating_sub(asked));
         let there = diagnosis.get("now").and_then(Value::as_u64).unwrap_or(0);
-        add(&mut diagnosis, clock(here, there));
+        add(&mut diagnosis, clock(here, there, took));
         servers.push((api.server().to_owned(), diagnosis));
     }
     compare(&mut servers);
@@ -36,8 +37,9 @@ fn now() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
-fn text<'v>(value: &'v Value, name: &str) -> &'v str {
-    value.get(name).and_then(Value::as_str).unwrap_or_default()
+/// Returns a text on one line. Another program may listen at the address of a server, and its text goes to a terminal.
+fn text<'v>(value: &'v Value, name: &str) -> Cow<'v, str> {
+    printable(value.get(name).and_then(Value::as_str).unwrap_or_default())
 }
 
 fn findings(diagnosis: &Value) -> &[Value] {
@@ -54,9 +56,10 @@ fn finding(check: &str, level: &str, message: &str, advice: &str) -> Value {
     json!({"check": check, "level": level, "message": message, "advice": advice})
 }
 
-fn clock(here: u64, there: u64) -> Option<Value> {
+/// The answer may have taken longer than the question, so that a difference of up to half of both says nothing.
+fn clock(here: u64, there: u64, took: u64) -> Option<Value> {
     let apart = here.abs_diff(there);
-    (apart > MOST_APART).then(|| {
+    (apart > MOST_APART.saturating_add(took.div_ceil(2))).then(|| {
         let side = if there > here { "ahead of" } else { "behind" };
         let message = format!("its clock is {} s {side} the clock of this machine", apart.div_ceil(1_000));
         finding(
@@ -99,7 +102,7 @@ fn described(servers: &[(String, Value)]) -> String {
     for (server, diagnosis) in servers {
         let _ = writeln!(out, "{server}, Threshold {}", text(diagnosis, "version"));
         let checks = diagnosis.get("checks").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        for check in checks.iter().filter_map(Value::as_str) {
+        for check in checks.iter().filter_map(Value::as_str).map(printable) {
             let found: Vec<_> = findings(diagnosis).iter().filter(|finding| text(finding, "check") == check).collect();
             if found.is_empty() {
                 let _ = writeln!(out, "  ok       {check}");
@@ -110,12 +113,7 @@ fn described(servers: &[(String, Value)]) -> String {
             }
         }
     }
-    printable_lines(&out)
-}
-
-/// Another program may listen at the address of a server, and its text goes to a terminal.
-fn printable_lines(text: &str) -> String {
-    text.lines().map(|line| format!("{}\n", printable(line))).collect()
+    out
 }
 
 #[cfg(test)]
@@ -144,10 +142,22 @@ mod tests {
         assert!(!alone.contains("error") && alone.contains("warning  versions  its policy"), "{alone}");
     }
 
+    /// Woken by escaping the whole output, in which a line feed of a finding begins a line of its own.
+    #[test]
+    fn a_finding_stays_on_its_line() {
+        let mut hostile = diagnosis("k1", "p1", false);
+        let message = "a\n  ok       routes\u{1b}[2J".to_owned();
+        add(&mut hostile, Some(finding("clock", "warning", &message, "b\nc")));
+        let shown = described(&[("s".to_owned(), hostile)]);
+        assert_eq!(shown.lines().count(), 5, "{shown}");
+        assert!(!shown.contains('\u{1b}') && shown.contains("a\\n  ok"), "{shown}");
+    }
+
     #[test]
     fn clocks_may_be_two_seconds_apart() {
-        assert_eq!((clock(10_000, 12_000), clock(10_000, 8_000)), (None, None));
-        assert!(text(&clock(10_000, 12_001).unwrap(), "message").contains("3 s ahead of"));
-        assert!(text(&clock(10_000, 0).unwrap(), "message").contains("10 s behind"));
+        assert_eq!((clock(10_000, 12_000, 0), clock(10_000, 8_000, 0)), (None, None));
+        assert!(text(&clock(10_000, 12_001, 0).unwrap(), "message").contains("3 s ahead of"));
+        assert!(text(&clock(10_000, 0, 100).unwrap(), "message").contains("10 s behind"));
+        assert_eq!(clock(10_000, 13_000, 2_000), None, "a slow answer");
     }
 }

@@ -39,8 +39,14 @@ async function call(method, path, body) {
     answer = { error: "unknown", message: `the server answered ${response.status} without JSON` };
   }
   if (response.ok) return answer;
-  if (response.status === 401 && path !== "/v1/session") onSignedOut();
+  if (response.status === 401 && path !== "/v1/session") await checkSession();
   throw new ApiError(response.status, answer);
+}
+
+/** A refusal may be of one call alone: the session has ended only if the server says so. */
+async function checkSession() {
+  const session = await call("GET", "/v1/session").catch(() => null);
+  if (session?.role === "none") onSignedOut();
 }
 
 export const get = (path) => call("GET", path);

@@ -19,6 +19,7 @@ function fill(element, properties, children) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else if (name === "title" || name === "aria-label") element.setAttribute(name, printable(String(value)));
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...shown(children));
@@ -59,7 +60,7 @@ export function table(caption, columns, rows, empty) {
   if (rows.length === 0) return h("p", { class: "empty" }, empty);
   const head = columns.map((column) => h("th", { scope: "col", class: column.number && "number" }, column.name));
   const body = rows.map((row) =>
-    h("tr", null, columns.map((column) => h("td", { class: column.number && "number" }, column.cell(row)))),
+    h("tr", null, columns.map((column) => h("td", { class: column.number ? "number" : column.short && "nowrap" }, column.cell(row)))),
   );
   return h(
     "div",
@@ -73,32 +74,45 @@ export function card(title, aside, ...children) {
   return h("section", { class: "card" }, h("header", null, h("h2", null, title), aside), children);
 }
 
-/** Asks for a reason before a change is made. Resolves to the reason, or to null if it was cancelled. */
-export function askReason(title, text, action, fields = []) {
+/**
+ * Asks for a reason, and makes a change with it. The dialog stays open with the server's message if the change is refused, so that nothing
+ * has to be typed again. Resolves to whether the change was made.
+ */
+export function askReason(title, text, action, work, fields = []) {
   return new Promise((resolve) => {
+    let isDone = false;
     const reason = h("input", { name: "reason", required: true, maxlength: 200, autocomplete: "off", id: "dialog-reason" });
     const error = h("p", { class: "error", role: "alert" });
+    const go = h("button", { type: "submit", class: "button primary" }, action);
+    const submit = async (event) => {
+      event.preventDefault();
+      go.disabled = true;
+      try {
+        await work(reason.value);
+        isDone = true;
+        dialog.close();
+      } catch (problem) {
+        replace(error, problem.message);
+        go.disabled = false;
+      }
+    };
     const form = h(
       "form",
-      { method: "dialog" },
+      { onsubmit: submit },
       h("h2", { id: "dialog-title" }, title),
       h("p", { class: "quiet" }, text),
       fields.map((field) => h("label", null, h("span", null, field.label), field.input)),
       h("label", null, h("span", null, "Reason, for the audit"), reason),
       error,
-      h(
-        "div",
-        { class: "actions" },
-        h("button", { type: "button", class: "button", onclick: () => dialog.close("cancel") }, "Cancel"),
-        h("button", { type: "submit", class: "button primary", value: "go" }, action),
-      ),
+      h("div", { class: "actions" }, h("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Cancel"), go),
     );
     const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
     const before = document.activeElement;
     dialog.addEventListener("close", () => {
       dialog.remove();
-      before?.focus?.();
-      resolve(dialog.returnValue === "go" ? reason.value : null);
+      // What was focused may have gone with the change.
+      (before?.isConnected ? before : document.getElementById("main"))?.focus?.();
+      resolve(isDone);
     });
     document.body.append(dialog);
     dialog.showModal();

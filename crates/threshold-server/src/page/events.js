@@ -2,12 +2,13 @@
 
 import { follow, get, query } from "./api.js";
 import { announce, card, h, replace, table } from "./dom.js";
-import { count, dateTime, subjectLink } from "./format.js";
+import { count, dateTime, subjectLink, userKey } from "./format.js";
 
 const PAGE = 100;
 const FILTERS = [
   { name: "layer", options: ["", "global", "edge", "tenant", "user", "endpoint"] },
   { name: "verdict", options: ["", "allow", "warn", "slow", "deny", "ban"] },
+  { name: "cause", options: ["", "limit", "ban", "ladder", "pause", "list", "outage", "login"] },
   { name: "tenant" },
   { name: "userId", label: "user" },
   { name: "ip", label: "address" },
@@ -16,26 +17,33 @@ const FILTERS = [
   { name: "traceId", label: "trace id" },
 ];
 
-const link = (layer, key) => (key === null ? "–" : h("a", { href: subjectLink(layer, key) }, key));
+const link = (layer, key, shown = key) => (key === null || key === undefined ? "–" : h("a", { href: subjectLink(layer, key) }, shown));
+/** A refused login names the account that was tried, which is no user who was stopped. */
+const userLink = (event, session) => event.userId && (event.cause === "login" ? link("account", event.userId) : link("user", userKey(event, session), event.userId));
 
-const COLUMNS = [
-  { name: "time", cell: (event) => dateTime(event.at) },
+const columns = (session) => [
+  { name: "time", short: true, cell: (event) => dateTime(event.at) },
   { name: "verdict", cell: (event) => h("span", { class: `tag ${event.verdict}` }, event.verdict) },
-  { name: "layer", cell: (event) => event.layer ?? "–" },
+  { name: "cause", short: true, cell: (event) => event.cause ?? "–" },
+  { name: "layer", short: true, cell: (event) => event.layer ?? "–" },
   { name: "rule", cell: (event) => event.rule ?? "–" },
   { name: "endpoint", cell: (event) => event.endpoint ?? "–" },
   { name: "tenant", cell: (event) => link("tenant", event.tenant) },
-  { name: "user", cell: (event) => link("user", event.userId) },
-  { name: "address", cell: (event) => link("edge", event.ip) },
+  { name: "user", cell: (event) => userLink(event, session) ?? "–" },
+  { name: "address", short: true, cell: (event) => link("edge", event.ip) },
   { name: "count", number: true, cell: (event) => count(event.count) },
-  { name: "why", cell: (event) => (event.traceId === null ? "–" : h("a", { href: `#/events/${event.traceId}`, class: "mono" }, event.traceId.slice(0, 8))) },
+  { name: "why", short: true, cell: (event) => (event.traceId === null || event.traceId === undefined ? "–" : h("a", { href: `#/events/${event.traceId}`, class: "mono" }, event.traceId.slice(0, 8))) },
 ];
 
-export function events({ rest: [trace] }) {
-  return trace ? one(trace) : list();
+export function events({ session, rest: [trace] }) {
+  return trace ? one(trace, session) : list(session);
 }
 
-function list() {
+/** The filters of the last visit, so that the way back from an event leads to the same list. */
+const last = new Map();
+
+function list(session) {
+  const shownColumns = columns(session);
   const inputs = new Map(
     FILTERS.map(({ name, options }) => [
       name,
@@ -51,10 +59,11 @@ function list() {
   let shown = [];
   let end = null;
 
-  const filters = () => Object.fromEntries([...inputs].map(([name, input]) => [name, input.value]));
-  const draw = () => replace(rows, table("Events", COLUMNS, shown, "No event matches. Denials, warnings and strikes are recorded."));
+  const filters = () => Object.fromEntries([...inputs].map(([name, input]) => [name, name === "traceId" ? input.value.trim() : input.value]));
+  const draw = () => replace(rows, table("Events", shownColumns, shown, "No event matches. Denials, warnings and strikes are recorded."));
 
   async function load(before = null) {
+    inputs.forEach((input, name) => last.set(name, input.value));
     try {
       const page = await get(`/v1/events${query({ ...filters(), before, limit: PAGE })}`);
       shown = page.events.reverse();
@@ -111,6 +120,9 @@ function list() {
     h("div", { class: "fields" }, [...inputs].map(([name, input]) => h("label", null, h("span", null, labels.get(name)), input))),
     h("div", { class: "actions" }, live, h("button", { class: "button primary", type: "submit" }, "Filter")),
   );
+  inputs.forEach((input, name) => {
+    input.value = last.get(name) ?? "";
+  });
   load();
   return {
     element: h("div", null, h("div", { class: "top" }, h("h1", null, "Events"), h("span", { class: "quiet" }, `${PAGE} on a page, the newest first`)), h("div", { class: "grid" }, h("div", { class: "card" }, form), h("div", { class: "card" }, rows, h("div", { class: "actions" }, newest, older)))),
@@ -118,13 +130,13 @@ function list() {
   };
 }
 
-function one(trace) {
+function one(trace, session) {
   const body = h("div");
-  const element = h("div", null, h("div", { class: "top" }, h("h1", null, "Why was it stopped?"), h("a", { href: "#/events" }, "All events")), body);
+  const element = h("div", null, h("div", { class: "top" }, h("h1", null, "One decision"), h("a", { href: "#/events" }, "All events")), body);
   (async () => {
     try {
       const { events: found } = await get(`/v1/events${query({ traceId: trace, limit: 1 })}`);
-      replace(body, found.length === 0 ? h("p", { class: "notice" }, `No event has the trace id ${trace}. The request was allowed, or its event is deleted or on another server.`) : describe(found[0]));
+      replace(body, found.length === 0 ? h("p", { class: "notice" }, `No event has the trace id ${trace}. The request was allowed, or its event is deleted or on another server.`) : describe(found[0], session));
     } catch (problem) {
       replace(body, h("p", { class: "error", role: "alert" }, problem.message));
     }
@@ -132,7 +144,18 @@ function one(trace) {
   return { element };
 }
 
-function describe(event) {
+/** What stopped a request, in a sentence, and what an operator can do about it. */
+const CAUSES = {
+  limit: "A limit was used up. The table shows which; the subject's view can reset it or raise it.",
+  ban: "A ban was in force. The subject's view shows who has set it and why, and can lift it.",
+  ladder: "A penalty of a ladder was in force, after repeated strikes. The subject's view can forgive it.",
+  pause: "The subject was paused. The subject's view can forgive it.",
+  list: "The policy's own list denies it. Only a change of the policy helps.",
+  outage: "The store did not answer, and the rule is closed in that case.",
+  login: "A login was refused: the account is locked, or the address or the account has failed too often. The account's view can forgive it.",
+};
+
+function describe(event, session) {
   const fact = (name, value) => value !== null && value !== undefined && [h("dt", null, name), h("dd", null, value)];
   const limits = table(
     "Limits at that moment",
@@ -152,11 +175,12 @@ function describe(event) {
     fact("Time", dateTime(event.at)),
     fact("Decided by", event.rule ?? event.cause ?? (event.layer ? `a penalty on the layer ${event.layer}` : "a list or a ban")),
     fact("Cause", event.cause),
+    fact("Ends", event.until && dateTime(event.until)),
     fact("Degraded", event.degraded),
     fact("Layer", event.layer),
     fact("Endpoint", event.endpoint),
     fact("Tenant", event.tenant && link("tenant", event.tenant)),
-    fact("User", event.userId && link("user", event.userId)),
+    fact(event.cause === "login" ? "Account" : "User", userLink(event, session)),
     fact("Address", event.ip && link("edge", event.ip)),
     fact("Strikes", event.strikes),
     fact("Shadow banned until", event.shadowUntil && dateTime(event.shadowUntil)),
@@ -164,5 +188,5 @@ function describe(event) {
     fact("Stands for", event.count > 1 ? `${count(event.count)} equal decisions` : null),
     fact("Trace id", h("code", null, event.traceId)),
   ];
-  return h("div", { class: "grid" }, h("div", { class: "card third" }, h("p", null, h("span", { class: `tag ${event.verdict}` }, event.verdict)), h("dl", { class: "facts" }, facts)), h("div", { class: "card two-thirds" }, h("h2", null, "Its limits at that moment"), limits));
+  return h("div", { class: "grid" }, h("div", { class: "card third" }, h("p", null, h("span", { class: `tag ${event.verdict}` }, event.verdict)), event.cause && h("p", null, CAUSES[event.cause]), h("dl", { class: "facts" }, facts)), h("div", { class: "card two-thirds" }, h("h2", null, "Its limits at that moment"), limits));
 }

@@ -45,5 +45,8 @@ export function until(seconds) {
   return left > 0 ? `in ${duration(left)}` : "over";
 }
 
+/** The user of an event, as operators name it: with its tenant where users belong to tenants. A digest stands for both. */
+export const userKey = (event, session) => (session.usersOfTenants && event.tenant && !event.userId.startsWith("#") ? `${event.tenant}/${event.userId}` : event.userId);
+
 /** The address of a subject's view. */
 export const subjectLink = (layer, key) => `#/subject/${encodeURIComponent(layer)}/${encodeURIComponent(key)}`;

@@ -103,7 +103,7 @@ function frame() {
         { class: "side" },
         h("div", { class: "brand" }, h("img", { src: "page/icon.svg", alt: "" }), "Threshold"),
         h("nav", { "aria-label": "Views" }, h("ul", null, VIEWS.map(item))),
-        h("div", { class: "foot" }, h("span", null, `${session.node} · ${session.version}`), h("span", null, role), themes, out),
+        h("div", { class: "foot" }, h("span", null, `${session.node} · ${session.version}`), h("span", null, role), h("span", null, `times: ${Intl.DateTimeFormat().resolvedOptions().timeZone}`), themes, out),
       ),
       main,
     ),

@@ -6,9 +6,9 @@ import { card, h, replace, table } from "./dom.js";
 import { compact, count, dateTime, duration, percent, rate, subjectLink } from "./format.js";
 
 const PERIODS = [
-  { id: "5min", name: "5 min", stats: "min" },
-  { id: "h", name: "1 h", stats: "h" },
-  { id: "day", name: "24 h", stats: "day" },
+  { id: "5min", name: "5 min", stats: "min", totals: "in the last minute" },
+  { id: "h", name: "1 h", stats: "h", totals: "in the last hour" },
+  { id: "day", name: "24 h", stats: "day", totals: "in the last day" },
 ];
 const VERDICTS = ["allow", "warn", "slow", "deny", "ban"];
 const LAYERS = ["edge", "tenant", "user", "endpoint", "other"];
@@ -28,6 +28,7 @@ export function overview() {
     degraded: timeChart({ title: "Decided without the store", unit: "share", format: percent, series: [{ name: "degraded", color: "ban" }] }),
   };
   const figures = h("dl", { class: "figures" });
+  const caption = h("h2", { class: "caption" });
   const tops = h("div", { class: "grid" });
   const alerts = h("div");
   const health = h("div");
@@ -41,6 +42,7 @@ export function overview() {
     null,
     h("div", { class: "top" }, h("h1", null, "Overview"), state, store, h("span", { class: "grow" }), segments),
     health,
+    caption,
     figures,
     h("div", { class: "grid" }, h("div", { class: "card" }, charts.verdicts), h("div", { class: "card half" }, charts.blocks), h("div", { class: "card half" }, charts.latency)),
     alerts,
@@ -84,6 +86,7 @@ export function overview() {
   async function refresh() {
     try {
       const [stats, raised, ready] = await Promise.all([get(`/v1/stats?period=${period.stats}`), get("/v1/alerts?state=raised"), readiness()]);
+      caption.textContent = `Totals and top lists ${period.totals}`;
       replace(
         figures,
         figure("Edge blocks", count(stats.edgeBlocks)),
@@ -128,7 +131,8 @@ export function overview() {
                   { name: "threshold", number: true, cell: (row) => `${count(row.threshold)} in ${duration(row.periodSec)}` },
                   { name: "since", cell: (row) => dateTime(row.since) },
                 ],
-                raised,
+                // The worst first.
+                raised.sort((one, other) => (one.level === "critical" ? 0 : 1) - (other.level === "critical" ? 0 : 1) || other.count - one.count),
                 "",
               ),
             ),
@@ -158,6 +162,10 @@ export function overview() {
   const end = follow("/v1/series", add, (isLive) => {
     state.className = `state ${isLive ? "good" : "bad"}`;
     state.textContent = isLive ? "live" : "connection lost, trying again";
+    if (!isLive) {
+      store.className = "state";
+      store.textContent = "unknown";
+    }
   });
   const timer = setInterval(refresh, 5000);
   return {

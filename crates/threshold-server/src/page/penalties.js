@@ -26,46 +26,32 @@ export function penalties({ session }) {
   };
 
   async function lift(ban) {
-    const reason = await askReason("Lift this ban?", `${ban.layer ?? ""} ${ban.key}: ${ban.reason}`, "Lift the ban");
-    if (reason === null) return;
-    try {
-      await remove(`/v1/bans/${ban.id}${query({ reason })}`);
-      announce(`The ban on ${ban.key} is lifted`);
-      await loadBans(true);
-    } catch (problem) {
-      fail(problem);
-    }
+    const work = (reason) => remove(`/v1/bans/${ban.id}${query({ reason })}`);
+    if (!(await askReason("Lift this ban?", `Requests of ${ban.layer ?? ""} ${ban.key} are decided by the policy again. It was banned because: ${ban.reason}`, "Lift the ban", work))) return;
+    announce(`The ban on ${ban.key} is lifted`);
+    await loadBans(true).catch(fail);
   }
 
   async function forgive(layer, key, what) {
-    const reason = await askReason("Forgive?", `${what} of ${key} ends, and its strikes and usage are reset.`, "Forgive");
-    if (reason === null) return;
-    try {
-      await remove(`/v1/subjects/${encodeURIComponent(layer)}/${encodeURIComponent(key)}${query({ reason })}`);
-      announce(`${key} is forgiven`);
-      await load();
-    } catch (problem) {
-      fail(problem);
-    }
+    const work = (reason) => remove(`/v1/subjects/${encodeURIComponent(layer)}/${encodeURIComponent(key)}${query({ reason })}`);
+    if (!(await askReason("Forgive?", `${what} of ${key} ends, and its strikes and usage are reset.`, "Forgive", work))) return;
+    announce(`${key} is forgiven`);
+    await load();
   }
 
   async function add() {
     const layer = h("select", null, ["edge", "tenant", "user"].map((name) => h("option", { value: name }, name === "edge" ? "address or block" : name)));
     const key = h("input", { required: true, maxlength: 256, autocomplete: "off", spellcheck: "false" });
     const hours = h("input", { type: "number", min: 1, max: 87_600, placeholder: "no end" });
-    const reason = await askReason("Ban", "Every request of this subject is denied from now on.", "Ban", [
+    const work = (reason) => post("/v1/bans", { layer: layer.value, key: key.value, reason, ...(hours.value === "" ? {} : { durationSec: Number(hours.value) * 3600 }) });
+    const isDone = await askReason("Ban", "Every request of this subject is denied from now on.", "Ban", work, [
       { label: "Layer", input: layer },
       { label: "Address, tenant or user", input: key },
       { label: "Hours", input: hours },
     ]);
-    if (reason === null) return;
-    try {
-      await post("/v1/bans", { layer: layer.value, key: key.value, reason, ...(hours.value === "" ? {} : { durationSec: Number(hours.value) * 3600 }) });
-      announce(`${key.value} is banned`);
-      await loadBans(true);
-    } catch (problem) {
-      fail(problem);
-    }
+    if (!isDone) return;
+    announce(`${key.value} is banned`);
+    await loadBans(true).catch(fail);
   }
 
   function draw() {
@@ -104,9 +90,10 @@ export function penalties({ session }) {
       table(
         "Locked accounts",
         [
-          { name: "account", cell: (lock) => h("code", null, lock.digest) },
+          { name: "account", cell: (lock) => h("a", { href: subjectLink("account", lock.digest), class: "mono" }, lock.digest) },
           { name: "failures", number: true, cell: (lock) => count(lock.failures) },
           { name: "ends", cell: (lock) => (lock.atCeiling ? "until it is reset" : until(lock.lockedUntil)) },
+          { name: "", cell: (lock) => canChange && h("button", { class: "button small", type: "button", onclick: () => forgive("account", lock.digest, "The lock"), "aria-label": `Forgive the account ${lock.digest}` }, "Forgive") },
         ],
         locks.filter((lock) => matches(lock.digest)),
         locks.length === 0 ? "No account is locked." : "No account matches.",

@@ -7,6 +7,12 @@ import { count, dateTime, percent } from "./format.js";
 /** How long after the last key a draft is checked. */
 const PAUSE = 400;
 
+/** The draft, until it is saved or discarded: other views may be looked at meanwhile. */
+let kept = null;
+addEventListener("beforeunload", (event) => {
+  if (kept !== null) event.preventDefault();
+});
+
 export function policy({ session, rest: [marked] }) {
   const body = h("div");
   const element = h("div", null, h("div", { class: "top" }, h("h1", null, "Policy")), body);
@@ -39,7 +45,7 @@ export function policy({ session, rest: [marked] }) {
       state.rules,
       "The policy has no rules.",
     );
-    const sample = state.recorded === 0 ? "No requests are recorded yet." : `Of ${count(state.recorded)} requests since ${dateTime(state.since)}${state.share < 1 ? `, a sample of ${percent(state.share)}` : ""}.`;
+    const sample = state.recorded === 0 ? "No requests are recorded yet." : `Of ${count(state.recorded)} requests since ${dateTime(state.since)}${state.share < 1 ? `, a sample of ${percent(state.share)}` : ""}. Counters begin empty, so that limits of more than an hour look wider than they are.`;
     const text = h(
       "pre",
       { class: "code", tabindex: "0", "aria-label": "The policy as it runs" },
@@ -56,12 +62,20 @@ export function policy({ session, rest: [marked] }) {
 
   function editor(state) {
     const draft = h("textarea", { class: "code", spellcheck: "false", autocomplete: "off", autocapitalize: "off", wrap: "off", "aria-label": "Draft of the policy" });
-    draft.value = state.text;
+    draft.value = kept?.text ?? state.text;
     const findings = h("div", { "aria-live": "polite" });
     const rehearsal = h("div", { "aria-live": "polite" });
     const replay = h("button", { class: "button", type: "button", disabled: true, onclick: () => rehearse() }, "Rehearse on the last hour");
     const save = h("button", { class: "button primary", type: "button", disabled: true, onclick: () => store() }, "Save");
+    const discard = h("button", { class: "button", type: "button", hidden: kept === null, onclick: () => reset() }, "Discard the draft");
     let rehearsed = null;
+
+    function reset() {
+      kept = null;
+      draft.value = state.text;
+      discard.hidden = true;
+      lint();
+    }
 
     async function lint() {
       const text = draft.value;
@@ -98,25 +112,37 @@ export function policy({ session, rest: [marked] }) {
     }
 
     async function store() {
-      const reason = await askReason("Save the policy?", "It is written to the server's policy file and in force at once.", "Save");
-      if (reason === null) return;
-      try {
-        await put("/v1/policy", { text: draft.value, basedOn: state.text, reason });
-        announce("The policy is saved");
+      let conflict = false;
+      const work = async (reason) => {
+        try {
+          await put("/v1/policy", { text: draft.value, basedOn: state.text, reason });
+        } catch (problem) {
+          // Nothing is overwritten: the draft is compared with the new file once more.
+          if (problem.code !== "policy_changed") throw problem;
+          conflict = true;
+        }
+      };
+      if (!(await askReason("Save the policy?", "It is written to the server's policy file and in force at once.", "Save", work))) return;
+      if (conflict) {
         await load();
-      } catch (problem) {
-        replace(rehearsal, h("p", { class: "notice error", role: "alert" }, problem.message));
+        body.prepend(h("p", { class: "notice error", role: "alert" }, "Nothing was saved: the policy file has changed meanwhile. Your draft is kept below; compare it with the policy as it runs, rehearse it, and save it again."));
+        return;
       }
+      kept = null;
+      announce("The policy is saved");
+      await load();
     }
 
     draft.addEventListener("input", () => {
+      kept = draft.value === state.text ? null : { text: draft.value };
+      discard.hidden = kept === null;
       save.disabled = true;
       clearTimeout(timer);
       timer = setTimeout(lint, PAUSE);
     });
     lint();
     const note = state.editable ? "Rehearse a draft before you save it." : "This server saves no policies: it was started without --allow-edit.";
-    return card("Draft", h("span", { class: "quiet" }, note), draft, h("div", { class: "actions" }, replay, state.editable && session.role === "operator" && save), findings, rehearsal);
+    return card("Draft", h("span", { class: "quiet" }, note), draft, h("div", { class: "actions" }, discard, replay, state.editable && session.role === "operator" && save), findings, rehearsal);
   }
 
   load();

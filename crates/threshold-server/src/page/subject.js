@@ -9,7 +9,7 @@ const LAYERS = [
   { id: "edge", name: "address", field: "ip" },
   { id: "tenant", name: "tenant", field: "tenant" },
   { id: "user", name: "user", field: "userId" },
-  { id: "account", name: "account (logins)", field: null },
+  { id: "account", name: "account (logins)", field: "userId" },
 ];
 
 export function subject({ session, rest: [layer = "user", key = ""] }) {
@@ -31,46 +31,66 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
     h("h1", null, "Subject"),
     h("div", { class: "fields lookup" }, choice, input, h("button", { class: "button primary", type: "submit" }, "Look up")),
   );
+  let setting = null;
   const path = `/v1/subjects/${encodeURIComponent(layer)}/${encodeURIComponent(key)}`;
 
-  const change = async (work, text) => {
-    try {
-      await work();
-      announce(text);
-      await load();
-    } catch (problem) {
-      body.prepend(h("p", { class: "notice error", role: "alert" }, problem.message));
-    }
+  /** Asks for a reason, makes the change, and shows the subject as it is then. */
+  const change = async (title, text, action, work, done, fields) => {
+    if (!(await askReason(title, text, action, work, fields))) return;
+    announce(done);
+    await load();
   };
 
   async function forgive() {
-    const reason = await askReason("Forgive?", `Strikes, penalties and usage of ${key} are reset.`, "Forgive");
-    if (reason !== null) await change(() => remove(`${path}${query({ reason })}`), `${key} is forgiven`);
+    await change("Forgive?", `Strikes, penalties and usage of ${key} are reset.`, "Forgive", (reason) => remove(`${path}${query({ reason })}`), `${key} is forgiven`);
   }
 
   async function ban() {
     const hours = h("input", { type: "number", min: 1, max: 87_600, placeholder: "no end" });
-    const reason = await askReason("Ban?", `Every request of ${key} is denied.`, "Ban", [{ label: "Hours", input: hours }]);
-    if (reason === null) return;
-    const duration = hours.value === "" ? {} : { durationSec: Number(hours.value) * 3600 };
-    await change(() => post("/v1/bans", { layer, key, reason, ...duration }), `${key} is banned`);
+    const work = (reason) => post("/v1/bans", { layer, key, reason, ...(hours.value === "" ? {} : { durationSec: Number(hours.value) * 3600 }) });
+    await change("Ban?", `Every request of ${key} is denied.`, "Ban", work, `${key} is banned`, [{ label: "Hours", input: hours }]);
   }
 
   async function lift(one) {
-    const reason = await askReason("Lift this ban?", one.reason, "Lift the ban");
-    if (reason !== null) await change(() => remove(`/v1/bans/${one.id}${query({ reason })}`), "The ban is lifted");
+    const text = `Requests of ${one.layer ?? ""} ${one.key} are decided by the policy again. It was banned because: ${one.reason}`;
+    await change("Lift this ban?", text, "Lift the ban", (reason) => remove(`/v1/bans/${one.id}${query({ reason })}`), "The ban is lifted");
   }
 
   async function raise() {
     const times = h("input", { type: "number", min: 1, max: 1000, value: 2, required: true });
-    const end = h("input", { type: "datetime-local" });
-    const reason = await askReason("Raise its limits", `Every limit of ${key} is multiplied until the given time.`, "Raise", [
+    const end = h("input", { type: "datetime-local", required: true });
+    const work = (reason) => {
+      // A tier or limits of its own stay: a setting replaces the one before it.
+      const { tier, limits } = setting;
+      const until = Math.floor(new Date(end.value).getTime() / 1000);
+      if (!(until > Date.now() / 1000)) throw new Error("the time is in the past");
+      return put(`/v1/${layer}s/${encodeURIComponent(key)}`, { ...(tier ? { tier } : {}), limits, times: Number(times.value), until, reason });
+    };
+    const text = `Every limit of ${key} is multiplied until then.${setting.from ? " Its present setting ends then too." : ""}`;
+    await change("Raise its limits", text, "Raise", work, "The limits are raised", [
       { label: "Times", input: times },
-      { label: "Until", input: end },
+      { label: "Until, by the clock of this browser", input: end },
     ]);
-    if (reason === null) return;
-    const untilTime = end.value === "" ? {} : { until: Math.floor(new Date(end.value).getTime() / 1000) };
-    await change(() => put(`/v1/${layer}s/${encodeURIComponent(key)}`, { times: Number(times.value), reason, ...untilTime }), "The limits are raised");
+  }
+
+  async function takeBack() {
+    const work = (reason) => put(`/v1/${layer}s/${encodeURIComponent(key)}`, { reason });
+    await change("Take its setting back?", `The policy's own limits count for ${key} again.`, "Take back", work, "The setting is taken back");
+  }
+
+  /** What an operator has set for this subject, above the policy. */
+  function described() {
+    if (!setting?.from) return null;
+    const limits = Object.entries(setting.limits).map(([name, limit]) => `${name} ${limit}`);
+    const parts = [setting.tier && `the tier ${setting.tier}`, ...limits, setting.times > 1 && `${setting.times} times every limit`].filter(Boolean);
+    const button = canChange && h("button", { class: "button", type: "button", onclick: takeBack }, "Take back");
+    return card("Setting", h("span", { class: "actions" }, button), h("p", null, `${parts.join(", ")}, ${setting.until ? `ends ${until(setting.until)}` : "no end"}. By ${setting.by}: ${setting.reason}`));
+  }
+
+  /** Events have the tenant of a user beside its name. */
+  function historyFilter(field) {
+    const at = session.usersOfTenants && layer === "user" ? key.indexOf("/") : -1;
+    return at < 0 ? { [field]: key } : { tenant: key.slice(0, at), userId: key.slice(at + 1) };
   }
 
   async function load() {
@@ -80,7 +100,10 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
     }
     try {
       const field = LAYERS.find((one) => one.id === layer)?.field;
-      const [state, history] = await Promise.all([get(path), field ? get(`/v1/events${query({ [field]: key, limit: 50 })}`) : { events: [] }]);
+      const hasSetting = ["tenant", "user"].includes(layer);
+      const filter = historyFilter(field);
+      const [state, history, own] = await Promise.all([get(path), get(`/v1/events${query({ ...filter, limit: 50 })}`), hasSetting ? get(`/v1/${layer}s/${encodeURIComponent(key)}`) : null]);
+      setting = own;
       replace(body, describe(state, history.events.reverse()));
     } catch (problem) {
       replace(body, h("p", { class: "notice error", role: "alert" }, problem.message));
@@ -97,7 +120,7 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
       state.shadowBanned && "shadow banned: its requests are delayed",
       state.lockedUntil && `locked until ${dateTime(state.lockedUntil * 1000)} after ${state.failures} failed logins`,
       state.atCeiling && "locked until it is reset: it has reached the ceiling of failed logins",
-      ...state.budgets.filter((budget) => budget.used >= budget.limit && budget.limit > 0).map((budget) => `the budget of ${budget.rule} is used up`),
+      ...state.budgets.filter((budget) => budget.used >= budget.limit && budget.limit > 0).map((budget) => `the budget of ${budget.category ? `${budget.rule}, ${budget.category},` : budget.rule} is used up`),
     ].filter(Boolean);
     const buttons =
       canChange &&
@@ -106,12 +129,13 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
         { class: "actions" },
         ["tenant", "user"].includes(layer) && h("button", { class: "button", type: "button", onclick: raise }, "Raise limits"),
         layer !== "account" && h("button", { class: "button", type: "button", onclick: ban }, "Ban"),
-        h("button", { class: "button primary", type: "button", onclick: forgive }, "Forgive"),
+        h("button", { class: reasons.length > 0 ? "button primary" : "button", type: "button", onclick: forgive }, "Forgive"),
       );
     return h(
       "div",
       { class: "grid" },
       card("Why it is stopped", buttons, reasons.length === 0 ? h("p", { class: "empty" }, "Nothing stops it now.") : h("ul", { class: "reasons" }, reasons.map((text) => h("li", null, text))), state.digest && h("p", { class: "quiet" }, "In the log: ", h("code", null, state.digest))),
+      described(),
       half(card("Budgets", null, state.budgets.length === 0 ? h("p", { class: "empty" }, "No limit counts it alone.") : state.budgets.map((one) => meter(one.category ? `${one.rule}, ${one.category}` : one.rule, one.used, one.limit, `${one.notation}${one.freeAt ? `, more ${until(one.freeAt)}` : ""}`)))),
       half(
         card(

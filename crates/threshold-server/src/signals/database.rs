@@ -124,7 +124,10 @@ struct Writer {
 
 impl EventDatabase {
     /// Opens or creates the file. If that is not possible now, it is tried again later.
-    pub(crate) fn open(path: Option<&Path>, retention: Retention, now: Timestamp) -> Self {
+    pub(crate) fn open(path: Option<&Path>, mut retention: Retention, now: Timestamp) -> Self {
+        if path.is_none() {
+            retention.bytes = retention.bytes.min(file::MAX_MEMORY);
+        }
         let database = Self {
             path: path.map(Into::into),
             retention,

@@ -193,11 +193,26 @@ fn a_draft_is_checked_rehearsed_and_saved() {
     assert_eq!(save(&mut client, &broken, POLICY), 422);
     assert_eq!(save(&mut client, &wider, "something else"), 409);
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), POLICY);
+    // What a reload would refuse, and the next start with it.
+    assert_eq!(save(&mut client, "", POLICY), 422);
+    assert_eq!(
+        save(&mut client, &format!("[identity.jwt]\nkey_file = '/nonexistent'\nalg = 'HS256'\n{POLICY}"), POLICY),
+        422
+    );
+    // A draft could name a rule after a secret, and show it.
+    let variable = POLICY.replace("'posts'", "\"${PATH:-x}\"");
+    assert_eq!(save(&mut client, &variable, POLICY), 422);
+    let rehearsed = client.post("/v1/policy/rehearse", &json!({"text": variable}).to_string()).unwrap();
+    assert_eq!(rehearsed.status, 422, "{rehearsed:?}");
+    assert_eq!(client.send("GET", "/v1/audit", &[], "").unwrap().json(), json!([]), "nothing was saved");
     assert_eq!(save(&mut client, &wider, POLICY), 200);
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), wider);
     server.wait_for_log("policy reloaded");
     let audit = client.send("GET", "/v1/audit", &[], "").unwrap().json();
-    assert_eq!((&audit[0]["action"], &audit[0]["why"]), (&json!("save the policy"), &json!("customers complain")));
+    assert_eq!(
+        (&audit[0]["action"], &audit[0]["why"]),
+        (&json!("save the policy: rule posts: limit 2/h -> 3/h"), &json!("customers complain"))
+    );
     assert_eq!(client.post("/v1/check", r#"{"user":"u1"}"#).unwrap().json()["allowed"], true, "it is in force");
 }
 
@@ -323,7 +338,7 @@ fn the_doctor_names_what_should_be_changed() {
         "error    proxies   127.0.0.1 asks /auth and is not in trusted_proxies",
         "add \"127.0.0.1/32\" to trusted_proxies",
         "warning  tables    ",
-        "warning  routes    900 requests to GET:/reports/2026 in the last hour met no rule but those of their address",
+        "warning  routes    900 requests to GET:/reports/… in the last hour met no rule but those of their address",
     ] {
         assert!(text.contains(found), "{found}\n{text}");
     }
@@ -334,4 +349,66 @@ fn the_doctor_names_what_should_be_changed() {
     let findings = answer[1]["diagnosis"]["findings"].as_array().unwrap();
     assert!(findings.iter().any(|one| one["check"] == "versions"), "{text}");
     assert_eq!(answer[0]["server"], json!(server.place));
+}
+
+/// Woken by comparing the file outside of the turn: several drafts of one text were saved, and all but one lost.
+#[test]
+fn of_two_drafts_of_one_text_only_one_is_saved() {
+    let file = Scratch::file("policy.toml", POLICY);
+    let folder = Scratch::folder();
+    let journal = folder.path().join("t.db");
+    let args = ["--allow-edit", "--db", journal.to_str().unwrap()];
+    let server = Start { policy: Some(file.path()), args: &args, ..Start::default() }.server();
+    let saved: Vec<u16> = std::thread::scope(|scope| {
+        let savers: Vec<_> = (3..11)
+            .map(|limit| {
+                let body =
+                    json!({"text": POLICY.replace("2/h", &format!("{limit}/h")), "basedOn": POLICY, "reason": "race"});
+                let mut client = server.connect();
+                scope.spawn(move || {
+                    let fields = [("content-type", "application/json")];
+                    client.send("PUT", "/v1/policy", &fields, &body.to_string()).unwrap().status
+                })
+            })
+            .collect();
+        savers.into_iter().map(|saver| saver.join().unwrap()).collect()
+    });
+    assert_eq!(saved.iter().filter(|status| **status == 200).count(), 1, "{saved:?}");
+    assert!(saved.iter().all(|status| matches!(status, 200 | 409)), "{saved:?}");
+    let audit = send(&server, "GET", "/v1/audit", &[], "").json();
+    assert_eq!(audit.as_array().unwrap().len(), 1, "{audit}");
+}
+
+/// Woken by running the check on a thread that serves requests, or by answering with every finding.
+#[test]
+fn a_draft_of_errors_takes_bounded_memory() {
+    let server = Start::default().server();
+    let text = "= \n".repeat(2_000);
+    let answer = server.connect().post("/v1/policy/lint", &json!({ "text": text }).to_string()).unwrap();
+    let findings = answer.json()["findings"].as_array().unwrap().len();
+    assert_eq!((answer.status, findings), (200, 100));
+}
+
+/// Woken by leaving out `session::lasts`.
+#[test]
+fn signing_out_ends_the_streams_of_a_session() {
+    let server = guarded(&[]);
+    let (_, cookie) = sign_in(&server, OPERATOR);
+    let host = server.place.trim_start_matches("http://").to_owned();
+    let signed = [("cookie", cookie.as_str()), ("host", host.as_str())];
+    let mut stream = std::net::TcpStream::connect(&host).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let head =
+        format!("GET /v1/series HTTP/1.1\r\nhost: {host}\r\ncookie: {cookie}\r\naccept: text/event-stream\r\n\r\n");
+    std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
+    let mut lines = std::io::BufReader::new(stream).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("data: ")));
+    let fields: Vec<(&str, &str)> = signed
+        .iter()
+        .copied()
+        .chain([("origin", server.place.as_str()), ("content-type", "application/json")])
+        .collect();
+    assert_eq!(send(&server, "DELETE", "/v1/session", &fields, "").status, 200);
+    // The last chunk of the body.
+    assert!(lines.any(|line| line.unwrap() == "0"));
 }

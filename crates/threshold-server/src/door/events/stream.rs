@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Collect, page};
 use crate::door::sse::{self, KEEP_ALIVE, Streams};
-use crate::door::{ApiError, App};
+use crate::door::{ApiError, App, session};
 use crate::signals::database::{EventQuery, Page};
 
 /// The most streams at once. Each reads the file of events a few times a second.
@@ -41,17 +41,20 @@ pub(super) async fn open(app: Arc<App>, headers: &HeaderMap, query: EventQuery) 
     };
     // One part waits to be sent while the next one is not read yet.
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(send_all(app, EventQuery { after: Some(after), limit: AT_ONCE, ..query }, sender));
+    let session = session::of(&app, headers);
+    tokio::spawn(send_all(app, session, EventQuery { after: Some(after), limit: AT_ONCE, ..query }, sender));
     Ok(sse::response(receiver, permit))
 }
 
-/// Sends events until the client has left, reads too slowly, or the server stops.
-async fn send_all(app: Arc<App>, mut query: EventQuery, sender: mpsc::Sender<Bytes>) {
+/// Sends events until the client has left or signed out, reads too slowly, or the server stops.
+async fn send_all(app: Arc<App>, session: Option<HeaderMap>, mut query: EventQuery, sender: mpsc::Sender<Bytes>) {
     let mut newest = app.signals.database.newest();
     let patience = app.bounds.client_timeout;
     let send = |part: String| {
-        let sender = &sender;
-        async move { matches!(timeout(patience, sender.send(part.into())).await, Ok(Ok(()))) }
+        let (app, session, sender) = (&app, session.as_ref(), &sender);
+        async move {
+            session::lasts(app, session) && matches!(timeout(patience, sender.send(part.into())).await, Ok(Ok(())))
+        }
     };
     // Answers at once, so that a client knows that its stream is open.
     if !send(format!("retry: 1000\n{}", position(&query))).await {

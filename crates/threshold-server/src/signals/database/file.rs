@@ -20,7 +20,7 @@ const MAX_LOG: u64 = 8 << 20;
 /// The number above which a file is taken for a damaged one: readers in JavaScript know no larger ones.
 const MAX_NUMBER: u64 = 1 << 53;
 /// The most bytes of a database in memory.
-const MAX_MEMORY: u64 = 32 << 20;
+pub(super) const MAX_MEMORY: u64 = 32 << 20;
 
 /// For `threshold why`, and so not in the database of a Worker, which answers no such question.
 const TRACE_INDEX: &str =
@@ -111,8 +111,7 @@ pub(super) fn is_out_of_numbers(connection: &Connection) -> bool {
 
 /// Opens a database in memory.
 pub(super) fn in_memory(bounds: Bounds) -> Result<Connection, anyhow::Error> {
-    let pages = bounds.pages.min(MAX_MEMORY / PAGE);
-    Ok(prepared(Connection::open_in_memory()?, Bounds { pages, ..bounds })?)
+    Ok(prepared(Connection::open_in_memory()?, bounds)?)
 }
 
 /// Opens the database once more, for reading.

@@ -424,3 +424,22 @@ fn a_locked_or_missing_file_loses_events_and_counts_them() {
     database.insert(&[of_user(2, "u1")], later(2));
     assert_eq!((all(&database), database.lost()), (vec![of_user(2, "u1")], 1));
 }
+
+/// The bound in memory was lower than the one at which the oldest events are deleted: nothing was recorded any more after some minutes of a
+/// flood. Woken by the bound of a file for events in memory.
+#[test]
+fn in_memory_the_oldest_events_make_room_too() {
+    let database = EventDatabase::open(None, Retention::default(), START);
+    let long = "x".repeat(250);
+    for second in 0..40 {
+        let events = (0..1_000).map(|number| {
+            let more = format!(r#","tenant":"{number}{long}","endpoint":"{long}","rule":"{long}""#);
+            event(second * 1_000 + number, &more)
+        });
+        let at = START.plus(Span::from_secs(second.try_into().unwrap()));
+        database.insert(&events.collect::<Vec<_>>(), at);
+    }
+    assert_eq!(database.lost(), 0);
+    let newest = database.page(&EventQuery { limit: 1, ..EventQuery::default() }).unwrap();
+    assert_eq!(newest.events.first().map(|(number, _)| *number), Some(40_000));
+}
