@@ -140,7 +140,7 @@ fn thousands_are_paged_in_order_of_arrival_and_filtered() {
     }
     let expected: Vec<String> = (0..2_000).map(|number| format!("00000000-0000-4000-8000-{number:012x}")).collect();
     assert_eq!(seen, expected);
-    assert_eq!(list(client, &format!("?after={after}")), json!({"events": [], "next": after}));
+    assert_eq!(list(client, &format!("?after={after}")), json!({"events": [], "next": after, "previous": null}));
     assert_eq!(events(client, "?limit=1000&userId=u0").len(), 1_000);
     assert_eq!(events(client, "?limit=1000&ip=10.1.2.7").len(), 1);
     assert_eq!(events(client, "?limit=1000&ip=10.1.2.7&userId=u0").len(), 0);
