@@ -30,7 +30,9 @@ fn guarded(args: &[&str]) -> Server {
 /// Signs in, and returns the cookie.
 fn sign_in(server: &Server, token: &str) -> (Answer, String) {
     let body = json!({ "token": token }).to_string();
-    let answer = server.connect().post("/v1/session", &body).unwrap();
+    let host = server.place.trim_start_matches("http://");
+    let fields = [("host", host), ("content-type", "application/json")];
+    let answer = send(server, "POST", "/v1/session", &fields, &body);
     let cookie = answer.header("set-cookie").map(|value| value.split(';').next().unwrap().to_owned());
     (answer, cookie.unwrap_or_default())
 }
