@@ -366,6 +366,6 @@ fn a_test_without_cases_fails() {
 fn an_unknown_command_is_answered_with_the_known_ones() {
     for args in [&["nonsense"][..], &["man", "nonsense"]] {
         let run = threshold(args);
-        assert!(run.code == 2 && run.err.contains("the commands are serve, init, lint,"), "{}", run.err);
+        assert!(run.code == 2 && run.err.contains("the commands are serve, demo, init, lint,"), "{}", run.err);
     }
 }
