@@ -590,8 +590,9 @@ fn the_page_lists_every_code() {
     let names: Vec<String> = of_no_rule.map(|code| format!("`{}`", code.name)).collect();
     page.push_str(&names.chunks(5).map(|line| line.join(", ")).collect::<Vec<_>>().join(",\n"));
     page.push_str(
-        " (if its rule was removed). An error cannot be silenced.\n\n`--against OLD` adds the budgets and penalties that a \
-         change resets, `--log LOG` and `--openapi FILE` (JSON or YAML) the\nrequests that no rule limits.\n",
+        " (if its rule was removed). An error cannot be silenced.\n\n`--against OLD` lists the rules and limits that \
+         have changed, and adds the budgets and penalties that the change resets, `--log LOG`\nand `--openapi FILE` \
+         (JSON or YAML) the requests that no rule limits.\n",
     );
     for (severity, title) in [(Severity::Error, "Errors"), (Severity::Warning, "Warnings")] {
         page.push_str(&format!(

@@ -95,7 +95,7 @@ pub(crate) struct App {
     /// Whether the traffic is made up.
     pub(crate) is_demo: AtomicBool,
     /// One rehearsal at a time: each takes a processor for a second.
-    rehearsals: Semaphore,
+    rehearsals: Arc<Semaphore>,
     /// Samples the requests that are refused for their headers.
     pub(crate) refused: LogSampler,
     forward_auth: forward_auth::ForwardAuth,
@@ -174,7 +174,7 @@ impl App {
             sessions: session::Sessions::default(),
             policy_file: ArcSwap::default(),
             is_demo: AtomicBool::new(false),
-            rehearsals: Semaphore::new(1),
+            rehearsals: Arc::new(Semaphore::new(1)),
             refused: LogSampler::default(),
             forward_auth,
             shared_store: ArcSwapOption::empty(),

@@ -53,18 +53,32 @@ impl PolicyFile {
 
     /// Reviews a draft.
     ///
-    /// Variables are read only if every line of the draft that refers to one is also a line of the policy in force: a rule named after
-    /// another one would show its value, which may be a secret of this process.
+    /// Variables are read only if the draft refers to them where the policy in force does: a rule named after another one would show its
+    /// value, which may be a secret of this process.
     pub(crate) fn review(&self, draft: &str) -> Review {
         let reads = self.new_variable(draft).is_none();
         Policy::review(draft, &|name| reads.then(|| std::env::var(name).ok()).flatten())
     }
 
-    /// Returns the number of the first line of a draft that refers to a variable and is not in the policy in force.
-    pub(crate) fn new_variable(&self, draft: &str) -> Option<usize> {
-        let known: HashSet<&str> = self.text.lines().map(str::trim).filter(|line| line.contains("${")).collect();
-        let mut lines = (1..).zip(draft.lines().map(str::trim));
-        lines.find(|(_, line)| line.contains("${") && !known.contains(line)).map(|(number, _)| number)
+    /// Returns the key of a value of a draft that refers to a variable, unless the policy in force has the same value under this key.
+    ///
+    /// Compared are values and not lines: TOML has many ways to write a dollar sign.
+    pub(crate) fn new_variable(&self, draft: &str) -> Option<String> {
+        // Variables of a text that is no TOML are never read.
+        let draft = draft.parse::<toml::Table>().ok()?;
+        let mut known = HashSet::new();
+        if let Ok(table) = self.text.parse::<toml::Table>() {
+            references(&mut String::new(), &toml::Value::Table(table), &mut |key, value| {
+                known.insert((key.to_owned(), value.to_owned()));
+            });
+        }
+        let mut new = None;
+        references(&mut String::new(), &toml::Value::Table(draft), &mut |key, value| {
+            if new.is_none() && !known.contains(&(key.to_owned(), value.to_owned())) {
+                new = Some(key.to_owned());
+            }
+        });
+        new
     }
 
     /// Checks that the file still has this text.
@@ -120,6 +134,30 @@ impl PolicyFile {
     }
 }
 
+/// Calls a function with every key and value of a table that may refer to a variable. The items of a list have the key of the list.
+fn references(key: &mut String, value: &toml::Value, found: &mut impl FnMut(&str, &str)) {
+    match value {
+        // More than core expands: a mark that is not a reference does no harm here.
+        toml::Value::String(text) if text.contains('$') => found(key, text),
+        toml::Value::Array(items) => items.iter().for_each(|item| references(key, item, found)),
+        toml::Value::Table(table) => {
+            for (name, value) in table {
+                let length = key.len();
+                if length > 0 {
+                    key.push('.');
+                }
+                key.push_str(name);
+                if name.contains('$') {
+                    found(key, name);
+                }
+                references(key, value, found);
+                key.truncate(length);
+            }
+        }
+        _ => {}
+    }
+}
+
 /// Returns the name of a new file in the same folder, so that renaming it replaces the policy in one step.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -157,20 +195,25 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// Woken by passing every variable on, or by looking for the name anywhere in the policy in force: a comment or another key with it
-    /// would let a rule show its value.
+    /// Woken by passing every variable on, by looking for the name anywhere in the policy in force, and by comparing lines of text: a
+    /// comment, another key or an escaped dollar sign would let a rule show the value.
     #[test]
-    fn a_draft_reads_variables_only_in_lines_of_the_policy_in_force() {
+    fn a_draft_reads_variables_only_where_the_policy_in_force_does() {
         let rule = |limit: &str| format!("# ${{PATH}}\n[[rule]]\nname = 'a'\nper = ['ip']\nlimit = \"{limit}\"");
         let file = PolicyFile::new(rule("${HOME}"));
         let found = |text: &str| file.review(text).findings.into_iter().map(|one| one.message).collect::<String>();
         // Both are set here. Of the second one a draft learns no more than of one that is not.
         assert!(!found(&rule("${HOME}")).contains("is not set"), "{}", found(&rule("${HOME}")));
         assert!(found(&rule("${PATH}")).contains("PATH is not set"), "{}", found(&rule("${PATH}")));
-        assert_eq!(file.new_variable(&rule("${HOME}")), None);
-        assert_eq!(file.new_variable(&rule("${PATH}")), Some(5));
-        assert_eq!(file.new_variable(&rule("${HOME:-1/h}")), Some(5));
-        assert_eq!(file.new_variable("[[rule]]\nname = \"${HOME}\""), Some(2));
+        let new = |text: &str| file.new_variable(text);
+        assert_eq!(new(&rule("${HOME}")), None);
+        assert_eq!(new(&rule("${PATH}")).as_deref(), Some("rule.limit"));
+        assert_eq!(new(&rule("${HOME:-1/h}")).as_deref(), Some("rule.limit"));
+        for name in ["${HOME}", "\\u0024{HOME}", "\\U00000024{HOME}", "$\\u007bHOME}"] {
+            assert_eq!(new(&format!("[[rule]]\nname = \"{name}\"")).as_deref(), Some("rule.name"), "{name}");
+        }
+        assert_eq!(new("[[rule]]\nname = \"\"\"$\\\n{HOME}\"\"\"").as_deref(), Some("rule.name"));
+        assert_eq!(new("[tiers.\"${HOME}\"]\nrequests = '1/h'").as_deref(), Some("tiers.${HOME}"));
     }
 
     /// Woken by replacing the link itself, or by leaving the umask's mode.

@@ -14,7 +14,6 @@ use threshold_core::Policy;
 use threshold_core::explain::Why;
 use threshold_core::path::normalize_method;
 use threshold_core::policy::Layer;
-use threshold_core::text::printable;
 
 use super::admin::{Reader, operator_call};
 use super::openapi::{Operation, Schemas};
@@ -106,14 +105,13 @@ async fn show(_: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiErr
         checks: CHECKS.to_vec(),
         findings: Vec::new(),
     };
-    let turn = Arc::clone(&app);
-    let turn = turn.rehearsals.acquire().await.map_err(|_| unavailable())?;
+    let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| unavailable())?;
     // The requests of an hour are gone through, and a file system is asked.
     let found = tokio::task::spawn_blocking(move || -> Vec<Finding> {
+        let _turn = turn;
         [health, proxies, disk, tables, signals, routes_without_rules].iter().flat_map(|check| check(&app)).collect()
     });
     findings.extend(found.await.map_err(|_| unavailable())?);
-    drop(turn);
     Ok(json(StatusCode::OK, &DiagnosisBody { findings, ..body }))
 }
 
@@ -200,6 +198,14 @@ fn routes_without_rules(app: &App) -> Vec<Finding> {
     shown.collect()
 }
 
+/// Whether a segment of a path looks like a word or a version. Others may be names of people or secrets.
+fn is_word(segment: &str) -> bool {
+    let is_version =
+        segment.strip_prefix('v').is_some_and(|rest| rest.len() <= 2 && rest.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_letters = segment.bytes().all(|byte| byte.is_ascii_alphabetic() || matches!(byte, b'-' | b'_'));
+    is_version || (is_letters && segment.len() <= 24)
+}
+
 /// Returns the beginnings of paths that only rules of the layers `edge` and `global` cover, the most frequent first.
 fn open_endpoints(policy: &Policy, recording: &Recording) -> Vec<(String, u64)> {
     let mut open = BTreeMap::<String, u64>::new();
@@ -212,9 +218,10 @@ fn open_endpoints(policy: &Policy, recording: &Recording) -> Vec<(String, u64)> 
             if !is_covered {
                 // The first segment names a part of a site. What follows may be a secret, such as that of an invitation.
                 let path = path.split(['?', '#']).next().unwrap_or(path);
-                let part: Vec<&str> = path.split('/').take(2).collect();
-                let more = if path.split('/').nth(2).is_some() { "/…" } else { "" };
-                let shown = format!("{}:{}{more}", normalize_method(method), printable(&part.join("/")));
+                let mut segments = path.split('/').skip(1);
+                let first = segments.next().map_or("", |segment| if is_word(segment) { segment } else { "…" });
+                let more = if segments.next().is_some() { "/…" } else { "" };
+                let shown = format!("{}:/{first}{more}", normalize_method(method));
                 let count = open.entry(shown).or_default();
                 *count = count.saturating_add(1);
             }

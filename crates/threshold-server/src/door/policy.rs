@@ -23,8 +23,7 @@ use crate::source::{Tenants, changes, joined};
 const MAX_FINDINGS: usize = 100;
 /// The most changes that the audit names.
 const MAX_CHANGES: usize = 5;
-const NEW_VARIABLE: &str =
-    "refers to a variable in a line that the policy in force does not have: a draft could show its value";
+const NEW_VARIABLE: &str = "refers to a variable where the policy in force does not: a draft could show its value";
 
 /// The policy as it runs.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -190,16 +189,16 @@ async fn show(reader: Reader, State(app): State<Arc<App>>) -> Result<Response, A
     let policy = app.desk.policy();
     let text = if reader.may_change { file.text.clone() } else { file.text_without_keys() };
     // Waits: a page that shows the policy must not fail because another one does.
-    let turn = app.rehearsals.acquire().await.map_err(|_| busy())?;
+    let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| busy())?;
     let (now, requests) = (app.desk.now(), Arc::clone(&app.desk.recent_requests));
     let decided = Arc::clone(&policy);
     let work = tokio::task::spawn_blocking(move || {
         let recording = requests.recording(now);
         let rehearsed = rehearse(&decided, &recording);
+        drop(turn);
         (recording, rehearsed)
     });
     let (recording, rehearsed) = work.await.map_err(|_| busy())?;
-    drop(turn);
     let lines = file.lines_of_rules();
     let rules = policy.rules().iter().zip(rehearsed.rules).map(|(rule, own)| RuleBody {
         name: rule.name.to_string(),
@@ -230,8 +229,8 @@ async fn show(reader: Reader, State(app): State<Arc<App>>) -> Result<Response, A
 async fn lint(reader: Reader, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let JsonBody(body) = JsonBody::read_for_reader(&reader, request, &app).await?;
     let Draft { text } = read(&body)?;
-    // A draft may take as long as a rehearsal.
-    let turn = app.rehearsals.acquire().await.map_err(|_| busy())?;
+    // A draft may take as long as a rehearsal. The turn belongs to the work: a client that leaves does not end it.
+    let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| busy())?;
     let file = app.policy_file.load_full();
     let work = tokio::task::spawn_blocking(move || {
         let mut findings = file.review(&text).findings;
@@ -242,27 +241,29 @@ async fn lint(reader: Reader, State(app): State<Arc<App>>, request: Request) -> 
             let level = if finding.severity == Severity::Error { "error" } else { "warning" };
             FindingBody { level, code: finding.code, line, column, message: finding.message, help: finding.help }
         });
-        findings.chain(file.new_variable(&text).map(FindingBody::variable)).collect()
+        let findings = findings.chain(file.new_variable(&text).map(|key| FindingBody::variable(&key))).collect();
+        drop(turn);
+        findings
     });
     let findings = work.await.map_err(|_| busy())?;
-    drop(turn);
     Ok(json(StatusCode::OK, &FindingsBody { findings }))
 }
 
 async fn rehearse_draft(reader: Reader, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let JsonBody(body) = JsonBody::read_for_reader(&reader, request, &app).await?;
     let Draft { text } = read(&body)?;
-    let turn = app.rehearsals.try_acquire().map_err(|_| busy())?;
+    let turn = Arc::clone(&app.rehearsals).try_acquire_owned().map_err(|_| busy())?;
     let file = app.policy_file.load_full();
-    let draft = tokio::task::spawn_blocking(move || usable(&file, &text)).await.map_err(|_| busy())??;
     let (now, requests, policy) = (app.desk.now(), Arc::clone(&app.desk.recent_requests), app.desk.policy());
     let work = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        let draft = usable(&file, &text)?;
         let recording = requests.recording(now);
         let (present, new) = (rehearse(&policy, &recording), rehearse(&draft, &recording));
         let count = |is: fn(bool, bool) -> bool| {
             present.verdicts.iter().zip(&new.verdicts).filter(|(before, after)| is(**before, **after)).count()
         };
-        RehearsalBody {
+        Ok::<_, ApiError>(RehearsalBody {
             requests: recording.requests.len(),
             since: since(&recording),
             share: recording.share,
@@ -271,10 +272,9 @@ async fn rehearse_draft(reader: Reader, State(app): State<Arc<App>>, request: Re
             rules: compared(&present, &new),
             present: SumsBody { allowed: present.allowed, denied: present.denied },
             draft: SumsBody { allowed: new.allowed, denied: new.denied },
-        }
+        })
     });
-    let rehearsal = work.await.map_err(|_| busy())?;
-    drop(turn);
+    let rehearsal = work.await.map_err(|_| busy())??;
     Ok(json(StatusCode::OK, &rehearsal))
 }
 
@@ -287,7 +287,7 @@ async fn save(operator: Operator, State(app): State<Arc<App>>, request: Request)
         return Err(ApiError::new(StatusCode::NOT_FOUND, "not_editable", message));
     }
     // Held until the file is replaced, so that of two drafts of one text only the first is saved.
-    let turn = app.rehearsals.acquire().await.map_err(|_| busy())?;
+    let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| busy())?;
     let shared = Arc::clone(&app);
     let work = tokio::task::spawn_blocking(move || {
         let file = shared.policy_file.load_full();
@@ -298,10 +298,14 @@ async fn save(operator: Operator, State(app): State<Arc<App>>, request: Request)
         Ok::<_, ApiError>((file, text, based_on))
     });
     let (file, text, based_on) = work.await.map_err(|_| busy())??;
-    let changes = joined(&changes(&based_on, &text, Tenants::Unnamed), MAX_CHANGES, "; ");
+    let changes = changes(&based_on, &text, Tenants::Unnamed);
+    let changes = if changes.is_empty() { "no rule".to_owned() } else { joined(&changes, MAX_CHANGES, "; ") };
     app.desk.audit_policy(&operator.0, &changes, &reason).await?;
-    let saved = tokio::task::spawn_blocking(move || file.save(&text, &based_on)).await;
-    drop(turn);
+    let saved = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        file.save(&text, &based_on)
+    });
+    let saved = saved.await;
     saved.map_err(|_| busy())??;
     Ok(json(StatusCode::OK, &SavedBody { ok: true }))
 }
@@ -323,13 +327,13 @@ impl From<SaveError> for ApiError {
 }
 
 impl FindingBody {
-    fn variable(line: usize) -> Self {
+    fn variable(key: &str) -> Self {
         Self {
             level: "error",
             code: "new-variable",
-            line,
-            column: 1,
-            message: NEW_VARIABLE.to_owned(),
+            line: 0,
+            column: 0,
+            message: format!("{key} {NEW_VARIABLE}"),
             help: "change the file on the server, and reload it".to_owned(),
         }
     }
@@ -337,8 +341,8 @@ impl FindingBody {
 
 /// Parses a draft, or says what its first error is.
 fn usable(file: &PolicyFile, text: &str) -> Result<Policy, ApiError> {
-    if let Some(line) = file.new_variable(text) {
-        return Err(bad_policy(format!("line {line}: {NEW_VARIABLE}")));
+    if let Some(key) = file.new_variable(text) {
+        return Err(bad_policy(format!("{key} {NEW_VARIABLE}")));
     }
     let Review { policy, findings, .. } = file.review(text);
     policy.ok_or_else(|| {

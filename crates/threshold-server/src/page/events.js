@@ -23,7 +23,7 @@ const userLink = (event, session) => event.userId && (event.cause === "login" ? 
 
 const columns = (session) => [
   { name: "time", short: true, cell: (event) => dateTime(event.at) },
-  { name: "verdict", cell: (event) => h("span", { class: `tag ${event.verdict}` }, event.verdict) },
+  { name: "verdict", short: true, cell: (event) => h("span", { class: `tag ${event.verdict}` }, event.verdict) },
   { name: "cause", short: true, cell: (event) => event.cause ?? "–" },
   { name: "layer", short: true, cell: (event) => event.layer ?? "–" },
   { name: "rule", cell: (event) => event.rule ?? "–" },

@@ -126,7 +126,7 @@ export function overview() {
                 [
                   { name: "alert", cell: (row) => row.alert },
                   { name: "level", cell: (row) => h("span", { class: `tag ${row.level}` }, row.level) },
-                  { name: "who", cell: (row) => (row.key ? h("a", { href: subjectLink("edge", row.key) }, row.key) : "–") },
+                  { name: "who", cell: (row) => who(row) },
                   { name: "count", number: true, cell: (row) => count(row.count) },
                   { name: "threshold", number: true, cell: (row) => `${count(row.threshold)} in ${duration(row.periodSec)}` },
                   { name: "since", cell: (row) => dateTime(row.since) },
@@ -175,6 +175,13 @@ export function overview() {
       clearInterval(timer);
     },
   };
+}
+
+/** Whom an alert is about: one address, or many. */
+function who(row) {
+  if (row.key) return h("a", { href: subjectLink("edge", row.key) }, row.key);
+  if (!row.largest) return "–";
+  return [`${count(row.addresses)} addresses, most from `, h("a", { href: subjectLink("edge", row.largest) }, row.largest)];
 }
 
 /** The answer of `/readyz`, which is 503 while the server is degraded. */

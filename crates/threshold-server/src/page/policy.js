@@ -18,13 +18,24 @@ export function policy({ session, rest: [marked] }) {
   const element = h("div", null, h("div", { class: "top" }, h("h1", null, "Policy")), body);
   let timer = null;
 
-  async function load() {
+  async function load(state = null) {
+    if (state === null && body.childElementCount === 0) replace(body, h("p", { class: "empty" }, "Loading …"));
     try {
-      replace(body, describe(await get("/v1/policy")));
+      replace(body, describe(state ?? (await get("/v1/policy"))));
       document.querySelector(".row.marked")?.scrollIntoView({ block: "center" });
     } catch (problem) {
       replace(body, h("p", { class: "notice error", role: "alert" }, problem.message));
     }
+  }
+
+  /** Loads the policy until a condition holds, for a few seconds. */
+  async function loaded(holds) {
+    let state = await get("/v1/policy");
+    for (let tries = 0; tries < 8 && !holds(state); tries += 1) {
+      await new Promise((done) => setTimeout(done, 500));
+      state = await get("/v1/policy");
+    }
+    return state;
   }
 
   function describe(state) {
@@ -35,7 +46,7 @@ export function policy({ session, rest: [marked] }) {
         { name: "rule", cell: (rule) => h("a", { href: `#/policy/${encodeURIComponent(rule.name)}` }, rule.name) },
         { name: "layer", cell: (rule) => rule.layer },
         { name: "mode", cell: (rule) => rule.mode },
-        { name: "limit", cell: (rule) => rule.limit },
+        { name: "limit", cell: (rule) => rule.limit || "by tier" },
         { name: "per", cell: (rule) => rule.per },
         { name: "hits", number: true, cell: (rule) => count(rule.hits) },
         { name: "near limit", number: true, cell: (rule) => count(rule.near) },
@@ -69,6 +80,17 @@ export function policy({ session, rest: [marked] }) {
     const save = h("button", { class: "button primary", type: "button", disabled: true, onclick: () => store() }, "Save");
     const discard = h("button", { class: "button", type: "button", hidden: kept === null, onclick: () => reset() }, "Discard the draft");
     let rehearsed = null;
+    // Somebody else has changed the policy since the draft was begun.
+    const rebase = kept !== null && kept.basedOn !== state.text
+      && h(
+        "p",
+        { class: "notice", role: "alert" },
+        "The policy has changed since this draft was begun, and saving the draft would undo that. Compare it with the policy as it runs. ",
+        h("button", { class: "button small", type: "button", onclick: () => {
+          kept.basedOn = state.text;
+          rebase.remove();
+        } }, "Save it over the new policy"),
+      );
 
     function reset() {
       kept = null;
@@ -115,26 +137,31 @@ export function policy({ session, rest: [marked] }) {
       let conflict = false;
       const work = async (reason) => {
         try {
-          await put("/v1/policy", { text: draft.value, basedOn: state.text, reason });
+          await put("/v1/policy", { text: draft.value, basedOn: kept?.basedOn ?? state.text, reason });
         } catch (problem) {
           // Nothing is overwritten: the draft is compared with the new file once more.
           if (problem.code !== "policy_changed") throw problem;
           conflict = true;
         }
       };
-      if (!(await askReason("Save the policy?", "It is written to the server's policy file and in force at once.", "Save", work))) return;
+      if (!(await askReason("Save the policy?", "It is written to the server's policy file and in force within seconds.", "Save", work))) return;
       if (conflict) {
-        await load();
-        body.prepend(h("p", { class: "notice error", role: "alert" }, "Nothing was saved: the policy file has changed meanwhile. Your draft is kept below; compare it with the policy as it runs, rehearse it, and save it again."));
+        await load(await loaded((now) => now.text !== state.text));
+        body.prepend(h("p", { class: "notice error", role: "alert" }, "Nothing was saved: the policy file has changed meanwhile. Your draft is kept below."));
         return;
       }
+      const text = draft.value;
       kept = null;
+      // A server looks at its file each second.
+      const now = await loaded((one) => one.text === text);
+      await load(now);
+      const isInForce = now.text === text;
+      body.prepend(h("p", { class: "notice", role: "status" }, isInForce ? "The policy is saved and in force." : "The policy is saved, and not in force yet: the log of the server says why."));
       announce("The policy is saved");
-      await load();
     }
 
     draft.addEventListener("input", () => {
-      kept = draft.value === state.text ? null : { text: draft.value };
+      kept = draft.value === state.text ? null : { text: draft.value, basedOn: kept?.basedOn ?? state.text };
       discard.hidden = kept === null;
       save.disabled = true;
       clearTimeout(timer);
@@ -142,7 +169,7 @@ export function policy({ session, rest: [marked] }) {
     });
     lint();
     const note = state.editable ? "Rehearse a draft before you save it." : "This server saves no policies: it was started without --allow-edit.";
-    return card("Draft", h("span", { class: "quiet" }, note), draft, h("div", { class: "actions" }, discard, replay, state.editable && session.role === "operator" && save), findings, rehearsal);
+    return card("Draft", h("span", { class: "quiet" }, note), rebase, draft, h("div", { class: "actions" }, discard, replay, state.editable && session.role === "operator" && save), findings, rehearsal);
   }
 
   load();

@@ -57,16 +57,19 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
   }
 
   async function raise() {
-    const times = h("input", { type: "number", min: 1, max: 1000, value: 2, required: true });
-    const end = h("input", { type: "datetime-local", required: true });
+    const isPermanent = setting.from !== null && setting.until === null;
+    const times = h("input", { type: "number", min: 1, max: 1_000_000, value: setting.times * 2, required: true });
+    const end = h("input", { type: "datetime-local", required: !isPermanent });
     const work = (reason) => {
       // A tier or limits of its own stay: a setting replaces the one before it.
       const { tier, limits } = setting;
-      const until = Math.floor(new Date(end.value).getTime() / 1000);
-      if (!(until > Date.now() / 1000)) throw new Error("the time is in the past");
-      return put(`/v1/${layer}s/${encodeURIComponent(key)}`, { ...(tier ? { tier } : {}), limits, times: Number(times.value), until, reason });
+      const until = end.value === "" ? null : Math.floor(new Date(end.value).getTime() / 1000);
+      if (until !== null && !(until > Date.now() / 1000)) throw new Error("the time is in the past");
+      return put(`/v1/${layer}s/${encodeURIComponent(key)}`, { ...(tier ? { tier } : {}), limits, times: Number(times.value), ...(until === null ? {} : { until }), reason });
     };
-    const text = `Every limit of ${key} is multiplied until then.${setting.from ? " Its present setting ends then too." : ""}`;
+    const present = setting.from ? ` They are multiplied by ${setting.times} now${setting.tier ? `, with the tier ${setting.tier}` : ""}.` : "";
+    const ends = isPermanent ? " Its present setting has no end: leave the time empty, or all of it ends then." : setting.from ? " Its present setting ends then too." : "";
+    const text = `Every limit of ${key} is multiplied by this.${present}${ends}`;
     await change("Raise its limits", text, "Raise", work, "The limits are raised", [
       { label: "Times", input: times },
       { label: "Until, by the clock of this browser", input: end },
@@ -89,7 +92,7 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
 
   /** Events have the tenant of a user beside its name. */
   function historyFilter(field) {
-    const at = session.usersOfTenants && layer === "user" ? key.indexOf("/") : -1;
+    const at = session.usersOfTenants && ["user", "account"].includes(layer) ? key.indexOf("/") : -1;
     return at < 0 ? { [field]: key } : { tenant: key.slice(0, at), userId: key.slice(at + 1) };
   }
 
@@ -134,7 +137,7 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
     return h(
       "div",
       { class: "grid" },
-      card("Why it is stopped", buttons, reasons.length === 0 ? h("p", { class: "empty" }, "Nothing stops it now.") : h("ul", { class: "reasons" }, reasons.map((text) => h("li", null, text))), state.digest && h("p", { class: "quiet" }, "In the log: ", h("code", null, state.digest))),
+      card("Why it is stopped", buttons, reasons.length === 0 ? h("p", { class: "empty" }, "Nothing stops it now.") : h("ul", { class: "reasons" }, reasons.map((text) => h("li", null, text))), h("p", { class: "quiet" }, "Name: ", h("code", null, key)), state.digest && h("p", { class: "quiet" }, "In the log: ", h("code", null, state.digest))),
       described(),
       half(card("Budgets", null, state.budgets.length === 0 ? h("p", { class: "empty" }, "No limit counts it alone.") : state.budgets.map((one) => meter(one.category ? `${one.rule}, ${one.category}` : one.rule, one.used, one.limit, `${one.notation}${one.freeAt ? `, more ${until(one.freeAt)}` : ""}`)))),
       half(

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { card, h, replace, table } from "./dom.js";
-import { count, until } from "./format.js";
+import { count, duration, until } from "./format.js";
 
 const FIELDS = [
   { name: "ip", label: "Address", example: "203.0.113.7" },
@@ -51,7 +51,7 @@ function describe({ decision, rules, penalties, path }) {
     h("span", { class: `tag ${decision.verdict}` }, decision.verdict),
     ` ${decision.allowed ? "It would be allowed" : "It would be denied"}`,
     decision.rule ? ` by the rule ${decision.rule}` : "",
-    decision.retryAfter ? `; it fits in ${decision.retryAfter} s` : "",
+    decision.retryAfter ? `; it fits in ${duration(decision.retryAfter)}` : "",
     decision.delayMs > 0 ? `; delayed by ${decision.delayMs} ms` : "",
     ".",
   );

@@ -18,6 +18,9 @@ pub(in crate::policy) fn review(source: &str, variable: &dyn Fn(&str) -> Option<
     loader.finish(file.as_ref(), policy)
 }
 
+/// The most errors of syntax that are reported.
+const MAX_SYNTAX_ERRORS: usize = 100;
+
 /// Reads a policy file without checking what it means.
 pub(in crate::policy) fn read_file(
     source: &str,
@@ -36,7 +39,8 @@ impl Loader<'_> {
             return None;
         }
         let (mut table, errors) = DeTable::parse_recoverable(self.source);
-        for error in errors {
+        // The first ones suffice: a file that is no TOML at all has one for each line.
+        for error in errors.into_iter().take(MAX_SYNTAX_ERRORS) {
             self.toml_error(&error);
         }
         // Broken TOML gives a table with parts missing, and errors about those would be misleading.
