@@ -197,8 +197,10 @@ impl Event {
         let plan = (harshest.is_some() || cause == Some(Cause::Outage)).then(|| policy.plan(facts).ok()).flatten();
         let closed =
             plan.as_ref().filter(|_| cause == Some(Cause::Outage)).and_then(|plan| closed_rule(plan, decision));
-        let rule = decision.rule(policy).or(closed);
-        let layer = decision.penalty_layer().or_else(|| rule.map(|rule| rule.layer));
+        // A strike has its own rule, which another one may be more used up than: an operator looks for what has brought the penalty.
+        let struck = harshest.zip(plan.as_ref()).and_then(|(strike, plan)| plan.rule_of(strike.charge));
+        let rule = struck.or_else(|| decision.rule(policy)).or(closed);
+        let layer = decision.penalty_layer().filter(|_| struck.is_none()).or_else(|| rule.map(|rule| rule.layer));
         Self {
             id,
             at: in_millis(decision.at),

@@ -212,6 +212,12 @@ impl Signals {
                 names.iter().any(|name| **name == user) && tenant.is_none_or(is_tenants)
             }),
         });
+        if kind == Kind::Tenant {
+            // Its users leave with it.
+            let is_erased = |tenant: Cow<'_, str>| names.iter().any(|name| **name == tenant);
+            lock(&self.tops)
+                .forget(Kind::User, |listed| scope.read(listed).is_ok_and(|(tenant, _)| tenant.is_some_and(is_erased)));
+        }
         if kind == Kind::Ip {
             let mut book = lock(&self.alerts);
             let ended: Vec<Notice> = names.iter().filter_map(|name| book.erase(name, now)).collect();

@@ -135,6 +135,20 @@ impl Desk {
         let digests = written.iter().filter_map(|name| Some(shown_digest(policy.account_digest(name).ok()??)));
         let all: Vec<String> = digests.chain(written.iter().cloned()).chain(values.iter().cloned()).collect();
         lock(&self.logins.failures).forget_accounts(&all);
+        // Without a tenant, the account is erased in all of them.
+        if tenant.is_none() {
+            let is_named = |user: &str| values.iter().any(|value| *value == write_name(user));
+            self.forget_failed_accounts_where(|_, user| is_named(user));
+        }
+    }
+
+    /// Removes the accounts from the statistics of logins for whose tenant and name this holds, as statistics show them.
+    pub(super) fn forget_failed_accounts_where(&self, is_erased: impl Fn(Option<&str>, &str) -> bool) {
+        let scope = self.policy().identity().user_scope;
+        lock(&self.logins.failures).retain_accounts(|listed| match scope.read(listed) {
+            Ok((tenant, user)) => !is_erased(tenant.as_deref(), &user),
+            Err(_) => true,
+        });
     }
 
     /// Logs that an address has attempted too many logins.

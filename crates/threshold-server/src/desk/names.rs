@@ -311,6 +311,16 @@ impl Desk {
         });
     }
 
+    /// Forgets the users and accounts of an erased tenant, by its forms in events.
+    pub(crate) fn forget_names_of_tenant(&self, values: &[String]) {
+        let policy = self.policy();
+        let is_erased = |tenant: &str| {
+            values.iter().any(|value| *value == write_name(tenant) || *value == policy.key().redact(tenant))
+        };
+        self.names.forget(Layer::User, &policy, |known| known.tenant.as_deref().is_some_and(is_erased));
+        self.forget_failed_accounts_where(|tenant, _| tenant.is_some_and(is_erased));
+    }
+
     /// Forgets the names that were not seen for a while.
     pub(crate) fn forget_old_names(&self) {
         self.names.forget_old(self.now());

@@ -15,7 +15,7 @@ use threshold_core::Timestamp;
 use threshold_core::decision::Cause;
 use threshold_core::key::{is_redacted, read_name, write_name};
 use threshold_core::lockout::canonical_account;
-use threshold_core::policy::{Layer, Policy};
+use threshold_core::policy::{Layer, Policy, UserScope};
 use threshold_limiter::api::{layer_named, unknown_layer};
 
 use super::admin::{Operator, Reader};
@@ -159,6 +159,7 @@ async fn erase(
     Query(EraseQuery { tenant, user_id, ip, reason }): Query<EraseQuery>,
 ) -> Result<Response, ApiError> {
     let policy = app.desk.policy();
+    let (user_id, tenant) = scoped(user_id, tenant, &policy);
     let given = [(Layer::User, "userId", user_id), (Layer::Edge, "ip", ip), (Layer::Tenant, "tenant", tenant)];
     let (mut filters, mut subjects) = (Vec::new(), Vec::new());
     for (layer, name, value) in given {
@@ -205,7 +206,10 @@ fn forget_names(app: &App, filters: &[Filter]) {
             app.desk.forget_names(Layer::Edge, &addresses, None);
             app.desk.forget_failed_addresses(&addresses);
         }
-        (None, None, Some(tenants)) => app.desk.forget_names(Layer::Tenant, &tenants, None),
+        (None, None, Some(tenants)) => {
+            app.desk.forget_names(Layer::Tenant, &tenants, None);
+            app.desk.forget_names_of_tenant(&tenants);
+        }
         (None, None, None) => {}
     }
 }
@@ -276,11 +280,8 @@ impl ListQuery {
         ] {
             add(field, value, &|value| if value.is_empty() { Err(empty(name)) } else { Ok(()) })?;
         }
-        let names = [
-            (Layer::Tenant, "tenant", self.tenant),
-            (Layer::User, "userId", self.user_id),
-            (Layer::Edge, "ip", self.ip),
-        ];
+        let (user_id, tenant) = scoped(self.user_id, self.tenant, policy);
+        let names = [(Layer::Tenant, "tenant", tenant), (Layer::User, "userId", user_id), (Layer::Edge, "ip", self.ip)];
         for (layer, name, value) in names {
             filters.extend(value.map(|value| named(layer, name, &value, policy)).transpose()?);
         }
@@ -319,6 +320,17 @@ fn named(layer: Layer, name: &'static str, value: &str, policy: &Policy) -> Resu
     let account = (field == Field::UserId).then(|| canonical_account(&shown)).filter(|account| *account != shown);
     let accounts = account.map(|account| forms(&account)).unwrap_or_default();
     Ok(Filter { accounts, ..Filter::new(field, forms(&shown)) })
+}
+
+/// Reads `TENANT/USER`, as operators name a user where users belong to tenants, into both. A digest, and a name beside a tenant, stay.
+fn scoped(user: Option<String>, tenant: Option<String>, policy: &Policy) -> (Option<String>, Option<String>) {
+    let scope = policy.identity().user_scope;
+    let parts = user.as_deref().filter(|user| scope == UserScope::Tenant && tenant.is_none() && !is_redacted(user));
+    match parts.and_then(|user| scope.read(user).ok()) {
+        Some((Some(own), user)) => (Some(write_name(&user).into_owned()), Some(write_name(&own).into_owned())),
+        Some((None, user)) => (Some(write_name(&user).into_owned()), None),
+        None => (user, tenant),
+    }
 }
 
 fn empty(name: &'static str) -> ApiError {

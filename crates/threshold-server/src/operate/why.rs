@@ -40,6 +40,11 @@ pub(super) fn describe(event: &Value, now: jiff::Timestamp) -> String {
     }
     if let Some(strikes) = field("strikes").as_u64() {
         let _ = write!(text, "\nStrike {strikes} of {}.", shown(field("subject")));
+        if field("bannedUntil").is_null() {
+            text.push_str(
+                " It may have brought a cool-down, which lasts longer than the limit: threshold subject shows it.",
+            );
+        }
         for (name, state) in [("shadowUntil", "shadow banned"), ("bannedUntil", "banned")] {
             if !field(name).is_null() {
                 let is = if is_ahead(field(name), now) { "is" } else { "was" };

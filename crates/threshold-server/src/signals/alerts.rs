@@ -307,9 +307,10 @@ impl AlertBook {
 
     /// Returns whether an address with so many blocks has an alert of its own.
     fn admit(&mut self, count: u64, now: Timestamp) -> bool {
-        let own = self.raised.values().filter(|told| told.key.is_some()).count();
-        let of_addresses = self.raised.values().filter(|told| told.on == AlertOn::IpBlocks);
-        let heaviest = of_addresses.map(|told| told.peak).max().unwrap_or(0);
+        // Without the alert of all others, whose peak an address that grows would raise before it.
+        let own = || self.raised.values().filter(|told| told.key.is_some());
+        let heaviest = own().map(|told| told.peak).max().unwrap_or(0);
+        let own = own().count();
         self.own.admit(count, (own, heaviest), self.raised.contains_key(&TOGETHER), now)
     }
 

@@ -173,6 +173,51 @@ fn an_erased_name_is_found_no_longer_and_is_in_no_file() {
     assert_eq!((look(client, &event), look(client, &other)), (404, 200));
 }
 
+/// Erasing a tenant left its users in the statistics, and erasing a user in the form of operators erased nothing.
+///
+/// Woken by leaving out `forget_names_of_tenant`, `scoped`, or the users in `Signals::erase`.
+#[test]
+fn users_of_tenants_are_erased_by_either_name() {
+    let folder = Scratch::folder();
+    let policy = "[identity]\nuser_scope = 'tenant'\nlog_identifiers = true\n[login]\n\
+                  [[rule]]\nname = 'user'\nlayer = 'user'\nper = ['user']\nlimit = '1/h'\n";
+    let server = start(&folder, policy);
+    let client = &mut server.connect();
+    for (tenant, user) in [("acme", "u1"), ("acme", "u2"), ("globex", "u1"), ("initech", "peter")] {
+        for _ in 0..2 {
+            call(client, "POST", "/v1/check", &json!({"tenant": tenant, "user": user, "ip": "203.0.113.7"}));
+        }
+        let attempt = json!({"account": user, "tenant": tenant, "ip": "203.0.113.7"});
+        let attempt = call(client, "POST", "/v1/login/attempt", &attempt).json();
+        let result = json!({"attempt": attempt["attempt"], "success": false});
+        assert_eq!(call(client, "POST", "/v1/login/result", &result).status, 200);
+    }
+    let listed = |client: &mut Client<TcpStream>| {
+        let stats = call(client, "GET", "/v1/stats?period=h", &Value::Null).json();
+        let names = |list: &str, name: &str| {
+            let mut names: Vec<String> =
+                stats[list].as_array().unwrap().iter().map(|one| one[name].as_str().unwrap().to_owned()).collect();
+            names.sort();
+            names
+        };
+        (names("topBlockedUsers", "user"), names("topFailedLoginAccounts", "account"))
+    };
+    let all = ["acme/u1", "acme/u2", "globex/u1", "initech/peter"].map(str::to_owned).to_vec();
+    assert_eq!(listed(client), (all.clone(), all));
+    let erase = |client: &mut Client<TcpStream>, query: &str| {
+        call(client, "DELETE", &format!("/v1/events?{query}"), &Value::Null).json()["erased"].clone()
+    };
+    assert_eq!(erase(client, "userId=acme/u1"), 1);
+    let left = ["acme/u2", "globex/u1", "initech/peter"].map(str::to_owned).to_vec();
+    assert_eq!(listed(client), (left.clone(), left));
+    assert_eq!(erase(client, "tenant=initech"), 1);
+    let left = ["acme/u2", "globex/u1"].map(str::to_owned).to_vec();
+    assert_eq!(listed(client), (left.clone(), left));
+    assert_eq!(erase(client, "userId=u2"), 1);
+    let left = vec!["globex/u1".to_owned()];
+    assert_eq!(listed(client), (left.clone(), left));
+}
+
 /// The name of a secret identity is an API key or a session. No answer shows it.
 ///
 /// Woken by answering with the name in place of `shown_name`.

@@ -62,6 +62,15 @@ impl FailedLogins {
         }
     }
 
+    /// Removes the accounts for whose name this does not hold, as statistics show it.
+    pub(crate) fn retain_accounts(&mut self, stays: impl Fn(&str) -> bool) {
+        for failures in self.rings.iter_mut().flat_map(Ring::all_mut) {
+            let erased: Vec<_> =
+                failures.accounts.counters().map(|(name, _)| name).filter(|name| !stays(name)).cloned().collect();
+            erased.iter().for_each(|name| failures.accounts.forget(name));
+        }
+    }
+
     /// Removes the accounts with these names, as statistics show them.
     pub(crate) fn forget_accounts(&mut self, names: &[String]) {
         for failures in self.rings.iter_mut().flat_map(Ring::all_mut) {

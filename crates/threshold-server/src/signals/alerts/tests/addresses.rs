@@ -177,6 +177,24 @@ fn decoys_leave_room_for_an_attack() {
     assert_eq!(told, [1, 1, 1, 1, 0, 0]);
 }
 
+/// An address that grew slowly behind five small ones was never named: each step raised the peak that it was compared with.
+///
+/// Woken by comparing with the peak of the alert of all others.
+#[test]
+fn an_address_that_grows_slowly_gets_an_alert_of_its_own() {
+    let (mut book, policy) = (AlertBook::default(), policy(""));
+    (0..5).for_each(|number| book.add(&event(0, &by(&format!("10.0.0.{number}"), 21)), at(0)));
+    assert_eq!(book.judge(&policy, at(0)).len(), 5);
+    book.add(&event(0, &by("10.0.0.9", 101)), at(0));
+    book.judge(&policy, at(0));
+    let told = (1..40).find_map(|step| {
+        let now = at(step * 250);
+        book.add(&event(i64::try_from(step * 250).unwrap(), &by("203.0.113.7", 250)), now);
+        book.judge(&policy, now).into_iter().find(|notice| notice.key.as_deref() == Some("203.0.113.7"))
+    });
+    assert!(told.is_some());
+}
+
 /// An event of an address with a count, or a wait.
 fn any_traffic() -> impl Strategy<Value = (u16, u64, u64)> {
     let count = prop_oneof![4 => Just(25_u64), 2 => Just(120), 1 => 100..3_000_u64, 1 => (0..18_u32).prop_map(|zeros| 10_u64.pow(zeros))];
