@@ -36,8 +36,8 @@ const LIFETIME: Span = Span::from_secs(12 * 3_600);
 const MAX_SESSIONS: usize = 256;
 /// The most cookies of one name that are looked up.
 const MAX_COOKIES: usize = 8;
-/// The largest body: a token is some dozens of characters.
-const MAX_BODY: usize = 4 << 10;
+/// The largest body: the longest text that the API takes, with every character escaped.
+const MAX_BODY: usize = 64 << 10;
 
 /// The sessions of this process. A restart ends them.
 #[derive(Default)]
@@ -221,6 +221,9 @@ async fn sign_in(State(app): State<Arc<App>>, request: Request) -> Result<Respon
     }
     let JsonBody(body) = JsonBody::read_for_anyone(request, &app, MAX_BODY).await?;
     let NewSession { token } = read(&body)?;
+    if token.as_str().is_empty() {
+        return Err(ApiError::bad("token", "token must not be empty"));
+    }
     let authorization = HeaderValue::from_str(&format!("Bearer {}", token.as_str()))
         .map_err(|_| ApiError::bad("token", "has a character that no token has"))?;
     let access = app.tokens.operator_access(Some(&authorization));
