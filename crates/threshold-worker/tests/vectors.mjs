@@ -60,6 +60,7 @@ const differences = {
     "conformance/forgive.json": [
       "a pause is lifted with the rest",
       "an address is forgiven by its address",
+      "the login attempts of an address are forgiven with it, and those of another one are not",
       "rules of every layer that count by the user alone are forgiven, and paused",
       "a limit by tier is found whichever tier the requests came with",
       "an endpoint is forgiven by its method and pattern, or as callers name it",
