@@ -346,6 +346,20 @@ impl Limit {
         each_limit!(&self.0, limit => Some(limit.figures()), never => None)
     }
 
+    /// Returns a limit of the same kind with another amount and period, and no burst.
+    ///
+    /// # Errors
+    /// Returns an error if its algorithm cannot have them.
+    pub(crate) fn with_rate(&self, amount: u64, period: Span) -> Result<Self, LimitError> {
+        let (Some(algorithm), Some(figures)) = (self.algorithm(), self.figures()) else { return Ok(*self) };
+        algorithm.make(&Figures {
+            burst: None,
+            anchor: figures.anchor,
+            buckets: figures.buckets,
+            ..Figures::new(amount, period)
+        })
+    }
+
     const fn of_bucket(bucket: token_bucket::TokenBucket) -> Self {
         Self(Kind::TokenBucket(bucket))
     }

@@ -10,6 +10,7 @@ mod known;
 mod local;
 mod met;
 mod rekey;
+mod several;
 mod shadow;
 mod stand_in;
 mod subject_keys;
@@ -47,6 +48,8 @@ pub struct Plan<'p> {
     pub(crate) ip: Option<IpAddr>,
     /// The number of requests that are planned.
     requests: usize,
+    /// Whether a rule whose identity a request lacks does not apply to it.
+    skips_missing: bool,
     pub(crate) bill: Bill<'p>,
 }
 
@@ -77,8 +80,16 @@ impl<'p> Plan<'p> {
             subjects: ArrayVec::new(),
             ip: None,
             requests: 0,
+            skips_missing: false,
             bill: Bill::new(verb),
         }
+    }
+
+    /// Sets whether a rule applies to the requests that are added next if they lack its identity and an address to stand in for it.
+    /// It does, and then the request cannot be planned, unless this is set: for requests that tell a part of what is known, such as
+    /// one of several descriptors.
+    pub fn skip_missing(&mut self, skips: bool) {
+        self.skips_missing = skips;
     }
 
     /// Makes a plan that charges nothing and finds out only which penalties of these subjects are in force.

@@ -114,7 +114,7 @@ impl Policy {
                 OnMissing::Skip => return Ok(()),
                 OnMissing::Deny => limit = NEVER,
                 // An observed rule must never fail a request.
-                OnMissing::Floor if rule.mode == Mode::Observe => return Ok(()),
+                OnMissing::Floor if rule.mode == Mode::Observe || plan.skips_missing => return Ok(()),
                 OnMissing::Floor => return Err(self.missing(rule, caller)),
             }
         }
@@ -307,7 +307,7 @@ impl<'p> Plan<'p> {
 
     /// Makes the charges of several requests again, one for each key: settling needs distinct keys, since two charges on one
     /// balance would both be looked at before either is made.
-    fn merge_charges(&mut self) -> Result<(), PlanError> {
+    pub(super) fn merge_charges(&mut self) -> Result<(), PlanError> {
         let charges = &mut self.bill.charges;
         // Merged from the rules met and not from the charges before: those have costs that are added up already.
         charges.clear();
@@ -394,6 +394,7 @@ impl<'p> Plan<'p> {
             known.forget_path_dependent(policy);
             // A plan of its own, because which fallbacks apply is decided for each reading by itself.
             let mut other = Plan::new(policy, self.bill.verb);
+            other.skips_missing = self.skips_missing;
             // The rules met must carry the index of this request, or they would be compared with those of another one.
             other.requests = self.requests;
             let mut identities = Identities::new(known, caller, policy);
