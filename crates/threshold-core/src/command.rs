@@ -169,6 +169,15 @@ pub enum Command {
         /// A fresh random id, by which a concurrency slot is released.
         id: TraceId,
     },
+    /// Gives back an amount on one key without a receipt: at most what still counts there. Answered by [`Answer::Done`].
+    Credit {
+        /// The key of the budget.
+        key: Digest,
+        /// The limit.
+        limit: Limit,
+        /// The amount.
+        amount: u64,
+    },
     /// Changes a ban or a setting for every node. Answered by [`Answer::Controlled`].
     Control(Box<ControlChange>),
     /// Changes many bans and settings for every node. A store makes them all or none; one that shares a server with others may
@@ -593,6 +602,7 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
             expire(records, now)?;
             Ok(Answer::Limited { checked: records.check(*key, limit, *cost, now, *id)?, at: now })
         }
+        Command::Credit { key, limit, amount } => credit((*key, *limit), *amount, records, now),
         Command::Control(change) => {
             Ok(Answer::Controlled { number: records.save_control(std::slice::from_ref(change), now)? })
         }
@@ -620,6 +630,19 @@ impl AccountChange {
             Self::Lift => account.lift(),
         }
     }
+}
+
+fn credit<R: Records>(
+    budget: (Digest, Limit),
+    amount: u64,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Answer, R::Error> {
+    expire(records, now)?;
+    let (_, limit) = budget;
+    let credit = |balances: &mut [Balance]| balances.iter_mut().for_each(|own| own.credit(&limit, amount, now));
+    records.balances(&[budget], now, credit)?;
+    Ok(Answer::Done)
 }
 
 fn pause<R: Records>(

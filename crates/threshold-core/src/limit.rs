@@ -588,6 +588,17 @@ impl State {
         each_state!(self, own => own.give_back(mark, now, id), empty => {});
     }
 
+    /// Gives back an amount without its mark: what was charged last, and then what was charged before that.
+    pub(crate) fn give_back_newest(&mut self, mut amount: u64, now: Timestamp) {
+        while amount > 0
+            && let Some(mark) = each_state!(self, own => own.newest(amount), empty => None)
+        {
+            self.give_back(&mark, now, TraceId::default());
+            // At least 1, so that it ends whatever a state says.
+            amount = amount.saturating_sub(mark.amount.max(1));
+        }
+    }
+
     /// The state as a store's script reads and writes it; `None` if no script does.
     pub(crate) fn to_shape(&self) -> Option<Shaped> {
         each_state!(self, own => own.to_shape(), empty => None)

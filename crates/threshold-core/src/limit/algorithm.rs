@@ -220,6 +220,10 @@ pub(crate) trait AlgorithmState: StateSlot {
     /// Gives back what `mark` charged for the request `id`, as far as that still counts.
     fn give_back(&mut self, mark: &Mark, now: Timestamp, id: TraceId);
 
+    /// A mark of at most `most` of what was charged last, as far as that still counts; `None` if nothing does. Giving it back must leave
+    /// less than before.
+    fn newest(&self, most: u64) -> Option<Mark>;
+
     /// The state as a store's script reads and writes it; `None` if no script does.
     fn to_shape(&self) -> Option<Shaped> {
         None

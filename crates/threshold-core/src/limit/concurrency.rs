@@ -272,6 +272,11 @@ impl AlgorithmState for Holds {
         self.forget_if_idle(now);
     }
 
+    /// None: what is in flight is released by the one who holds it.
+    fn newest(&self, _most: u64) -> Option<Mark> {
+        None
+    }
+
     fn write(&self, out: &mut Writer) {
         out.byte(5);
         out.number(self.holds.len() as u64);

@@ -211,6 +211,10 @@ impl AlgorithmState for Entries {
         }
     }
 
+    fn newest(&self, most: u64) -> Option<Mark> {
+        self.entries.last().map(|entry| Mark::new(entry.time, entry.cost.min(most)))
+    }
+
     fn write(&self, out: &mut Writer) {
         out.byte(3);
         out.number(self.period.micros());

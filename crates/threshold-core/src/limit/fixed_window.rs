@@ -280,6 +280,10 @@ impl AlgorithmState for WindowCount {
         }
     }
 
+    fn newest(&self, most: u64) -> Option<Mark> {
+        (self.used > 0).then(|| Mark::new(self.start, self.used.min(most)))
+    }
+
     fn write(&self, out: &mut Writer) {
         out.byte(2);
         out.number(self.start.micros());

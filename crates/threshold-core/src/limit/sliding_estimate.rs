@@ -309,6 +309,13 @@ impl AlgorithmState for TwoWindows {
         }
     }
 
+    fn newest(&self, most: u64) -> Option<Mark> {
+        if self.current > 0 {
+            return Some(Mark::new(self.start, self.current.min(most)));
+        }
+        (self.previous > 0).then(|| Mark::new(self.start.minus(self.period), self.previous.min(most)))
+    }
+
     fn write(&self, out: &mut Writer) {
         out.byte(4);
         out.number(self.start.micros());

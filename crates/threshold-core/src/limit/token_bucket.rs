@@ -574,6 +574,16 @@ impl AlgorithmState for Bucket {
         }
     }
 
+    fn newest(&self, most: u64) -> Option<Mark> {
+        // The moment to which the bucket was charged, with what was given back since, is that of the latest charge.
+        let (level, given) = match self {
+            Self::Plain(level) => (level, 0),
+            Self::Refunded(refunded) => (&refunded.level, refunded.given),
+        };
+        let (part, fraction) = level.interval().split(level.moment().saturating_add(given));
+        Some(Mark::new(part, most).with_fraction(fraction))
+    }
+
     fn write(&self, out: &mut Writer) {
         match self {
             Self::Plain(level) => {

@@ -76,7 +76,9 @@ pub async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answe
         Command::ChangeAccount { account, .. }
         | Command::ReadAccount { account }
         | Command::ReadDevice { account, .. } => Some(store.partition(*account)),
-        Command::ReadStanding { key } | Command::Limit { key, .. } => Some(store.partition(*key)),
+        Command::ReadStanding { key } | Command::Limit { key, .. } | Command::Credit { key, .. } => {
+            Some(store.partition(*key))
+        }
         Command::BeginRequest { key, .. } | Command::EndRequest { key, .. } => Some(store.partition(key.id)),
         _ => None,
     };

@@ -199,7 +199,7 @@ fn named(command: &Command) -> Vec<RecordKey> {
         Command::Pause { keys, .. } | Command::Forgive { keys } | Command::ReadBlock { keys } => {
             keys.balances.keys().copied().map(balance).chain(keys.standings.iter().copied().map(standing)).collect()
         }
-        Command::Limit { key, .. } => vec![balance(*key)],
+        Command::Limit { key, .. } | Command::Credit { key, .. } => vec![balance(*key)],
         Command::ReadStanding { key } => vec![standing(*key)],
         Command::ReadAccount { account: key } | Command::ChangeAccount { account: key, .. } => vec![account(*key)],
         // Their records are found while they are executed, at the price of one more round trip.
