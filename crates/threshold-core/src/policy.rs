@@ -7,6 +7,7 @@ mod change;
 mod check;
 mod codes;
 mod counted;
+mod envoy;
 #[cfg(feature = "toml")]
 mod expand;
 mod file;
@@ -46,6 +47,7 @@ pub use builder::{
 pub use change::Forgotten;
 pub use codes::{CODES, Code, Place};
 pub(crate) use counted::{CountedBy, Identities, Known, REMEMBERED};
+pub use envoy::{DescriptorTarget, EnvoyDomain, EnvoySettings};
 pub use finding::{Finding, Location, PolicyError, Severity};
 #[cfg(feature = "files")]
 pub use from_file::PolicyFileError;
@@ -98,6 +100,7 @@ pub struct Policy {
     pub(crate) login_places: Arc<LoginPlaces>,
     alerts: Arc<Alerts>,
     memory: Memory,
+    envoy: Arc<EnvoySettings>,
     /// The body of every answer that refuses a request, unless a rule has its own.
     pub(crate) envelope: Option<Arc<BodyTemplate>>,
     /// The bans that are looked up for every request.
@@ -361,6 +364,12 @@ impl Policy {
     #[must_use]
     pub fn memory(&self) -> Memory {
         self.memory
+    }
+
+    /// Returns how Envoy's rate limit descriptors are understood.
+    #[must_use]
+    pub fn envoy(&self) -> &EnvoySettings {
+        &self.envoy
     }
 
     /// Returns the key that digests and redactions are made with.

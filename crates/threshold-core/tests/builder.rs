@@ -19,9 +19,11 @@ use threshold_core::case::{CaseFile, LedgerPlayer, Lines, play};
 use threshold_core::ladder::StrikeMode;
 use threshold_core::limit::{Algorithm, Anchor, Limit, LimitOptions};
 use threshold_core::path::OddPaths;
+use threshold_core::plan::Verb;
 use threshold_core::policy::{
-    Alert, AlertOn, CategoryBuilder, Consistency, Disclosure, IdentityBuilder, JwtBuilder, LadderBuilder, Layer,
-    Location, LogMode, LoginBuilder, Mode, OnMissing, OnStoreError, Per, PolicyBuilder, Rule, UserScope, WhenFull,
+    Alert, AlertOn, CategoryBuilder, Consistency, Disclosure, EnvoyDomain, IdentityBuilder, JwtBuilder, LadderBuilder,
+    Layer, Location, LogMode, LoginBuilder, Mode, OnMissing, OnStoreError, Per, PolicyBuilder, Rule, UserScope,
+    WhenFull,
 };
 use threshold_core::{Policy, Span};
 
@@ -198,6 +200,9 @@ fn everything() -> PolicyBuilder {
         .answer_body("{\"code\":\"{code}\"}")
         .max_keys(5_000)
         .when_full(WhenFull::Shared)
+        .envoy_descriptor("x-user", "user")
+        .envoy_descriptor(":path", "fact:place")
+        .envoy_domain("edge", EnvoyDomain { verb: Verb::Record, negative_hits: true, overrides: false })
 }
 
 const EVERYTHING: &str = r#"allow = ["passed-on: the proxy sets it"]
@@ -273,6 +278,15 @@ body = '{"code":"{code}"}'
 [memory]
 max_keys = 5000
 when_full = "shared"
+
+[envoy.descriptors]
+x-user = "user"
+":path" = "fact:place"
+
+[envoy.domains.edge]
+verb = "record"
+negative_hits = true
+override = false
 
 [[rule]]
 name = "all"

@@ -575,6 +575,20 @@ fn a_change_says_what_it_forgets() {
     assert_eq!(forgets(&spread("spread = 8"), &spread("spread = 8")), [""; 0]);
 }
 
+/// Woken by: taking every text for the name of a fact.
+#[test]
+fn an_entry_of_envoys_descriptors_is_something_that_exists() {
+    let with = |target: &str| format!("[envoy.descriptors]\nkey = {target}\n{}", by_address("10/min"));
+    for target in ["ip", "tenant", "user", "tier", "path", "method", "host", "endpoint", "category", "fact:x", "ignore"]
+    {
+        check(&with(&format!("\"{target}\"")), &[]);
+    }
+    for wrong in ["\"address\"", "\"fact:\"", "\"\"", "\"IP\""] {
+        check(&with(wrong), &[&format!("bad-value {wrong}")]);
+    }
+    check(&format!("[envoy.domains.\"\"]\nverb = \"record\"\n{}", by_address("10/min")), &["bad-value \"\""]);
+}
+
 /// The page is generated from the table. After a change of the table, run this test with `UPDATE_DOCS=1` to generate it again.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the page is a file, and a test may read it")]

@@ -5,8 +5,11 @@ mod rule;
 mod tables;
 mod values;
 
-use super::file::{AlertEntry, AlertFile, Located, PolicyFile, TenantFile, Text, Texts};
-use super::{Alert, AlertOn, Policy, PolicyError, Review, WhenFull, load};
+use super::file::{
+    AlertEntry, AlertFile, EnvoyDomainFile, EnvoyVerbName, Located, PolicyFile, TenantFile, Text, Texts,
+};
+use super::{Alert, AlertOn, EnvoyDomain, Policy, PolicyError, Review, WhenFull, load};
+use crate::plan::Verb;
 
 pub use identity::{IdentityBuilder, JwtBuilder};
 pub use rule::RuleBuilder;
@@ -182,6 +185,22 @@ impl PolicyBuilder {
     /// Sets how to treat new keys when the table is full and no key may be evicted. Default: [`WhenFull::Fold`].
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
         self.file.memory.when_full = name(when_full);
+        self
+    }
+
+    /// Sets what an entry of Envoy's descriptors is: `ip`, `tenant`, `user`, `tier`, `path`, `method`, `host`, `endpoint`, `category`,
+    /// `fact:NAME` or `ignore`. Default: the fact of that name.
+    pub fn envoy_descriptor(mut self, key: impl Into<String>, target: impl Into<String>) -> Self {
+        self.file.envoy.descriptors.0.push((text(key), text(target)));
+        self
+    }
+
+    /// Sets what one of Envoy's domains may do.
+    pub fn envoy_domain(mut self, name: impl Into<String>, domain: EnvoyDomain) -> Self {
+        let EnvoyDomain { verb, negative_hits, overrides } = domain;
+        let verb = if verb == Verb::Record { EnvoyVerbName::Record } else { EnvoyVerbName::Check };
+        let file = EnvoyDomainFile { verb: some(verb), negative_hits: some(negative_hits), overrides: some(overrides) };
+        self.file.envoy.domains.0.push((text(name), file));
         self
     }
 

@@ -89,6 +89,8 @@ pub(crate) struct PolicyFile {
     pub(crate) answers: AnswersFile,
     /// How much state the memory store keeps.
     pub(crate) memory: MemoryFile,
+    /// How Envoy's rate limit descriptors are understood.
+    pub(crate) envoy: EnvoyFile,
 }
 
 /// How the caller of a request is identified.
@@ -364,6 +366,54 @@ pub(crate) struct MemoryFile {
     /// How to treat new keys when the table is full and no key may be evicted: fold them into their address prefix, let them
     /// share one budget, or deny them. Default: `fold`.
     pub(crate) when_full: Option<Located<WhenFullName>>,
+}
+
+/// How Envoy's rate limit descriptors are understood.
+#[derive(Debug, Clone, Default)]
+#[cfg_attr(feature = "toml", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct EnvoyFile {
+    /// What the entries of descriptors are, by key: `ip`, `tenant`, `user`, `tier`, `path`, `method`, `host`, `endpoint`,
+    /// `category`, `fact:NAME` or `ignore`. Default: the fact of that name; `remote_address` and `masked_remote_address` are the `ip`.
+    pub(crate) descriptors: NamedEntries<Text>,
+    /// The settings of single domains.
+    pub(crate) domains: NamedEntries<EnvoyDomainFile>,
+}
+
+/// The settings of one of Envoy's domains.
+#[derive(Debug, Clone, Default)]
+#[cfg_attr(feature = "toml", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct EnvoyDomainFile {
+    /// Whether requests are decided (`check`), or only charged (`record`), as for hits that Envoy sends when a stream is done.
+    /// Default: `check`.
+    pub(crate) verb: Option<Located<EnvoyVerbName>>,
+    /// Whether negative hits give back what was charged. Default: false.
+    pub(crate) negative_hits: Option<Located<bool>>,
+    /// Whether the limit in a descriptor replaces that of the rules that it meets. Default: false.
+    #[cfg_attr(feature = "toml", serde(rename = "override"))]
+    pub(crate) overrides: Option<Located<bool>>,
+}
+
+/// What is done with the requests of one of Envoy's domains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "toml", derive(serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) enum EnvoyVerbName {
+    #[cfg_attr(feature = "toml", serde(rename = "check"))]
+    Check,
+    #[cfg_attr(feature = "toml", serde(rename = "record"))]
+    Record,
+}
+
+impl EnvoyVerbName {
+    /// Returns the name as a policy writes it.
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Check => "check",
+            Self::Record => "record",
+        }
+    }
 }
 
 /// Declares the values of a key, each with its name in a policy, and what they mean.

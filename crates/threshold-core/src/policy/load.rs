@@ -178,6 +178,7 @@ impl<'s> Loader<'s> {
             ),
             alerts: Arc::new(self.alerts(&file.alerts)),
             memory: self.memory(&file.memory),
+            envoy: Arc::new(self.envoy(&file.envoy)),
             envelope,
             bans: None,
             tokens: None,

@@ -14,12 +14,13 @@ use toml::Table;
 use cases::{Case, cases};
 
 /// Keys without an effect on decisions, and why they exist.
-const EXCEPTIONS: [(&str, &str); 6] = [
+const EXCEPTIONS: [(&str, &str); 7] = [
     ("allow", "silences findings of lint"),
     ("rule.allow", "silences findings of lint"),
     ("rule.place", "the name of a Durable Object, which the tests of the Worker check"),
     ("login.account_place", "the name of a Durable Object, which the tests of the Worker check"),
     ("login.ip_place", "the name of a Durable Object, which the tests of the Worker check"),
+    ("envoy.", "concerns gRPC alone: the tests in envoy.rs"),
     ("alerts.", "decides nothing: alerts_are_raised_at_the_thresholds_of_the_policy"),
 ];
 

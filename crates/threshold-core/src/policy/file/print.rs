@@ -7,9 +7,9 @@ use std::fmt::Display;
 
 use super::{
     AlertEntry, AlertFile, AlertsFile, AlgorithmName, AnchorName, AnswersFile, CategoryFile, ConsistencyName,
-    DisclosureName, IdentityFile, JwtFile, LadderFile, LayerName, ListsFile, Located, LogName, LoginFile, MatchFile,
-    MemoryFile, ModeName, NamedEntries, OddPathsName, OnMissingName, OnStoreErrorName, PolicyFile, RuleFile,
-    StrikeName, TenantFile, Text, Texts, UserScopeName, WhenFullName,
+    DisclosureName, EnvoyDomainFile, EnvoyFile, EnvoyVerbName, IdentityFile, JwtFile, LadderFile, LayerName, ListsFile,
+    Located, LogName, LoginFile, MatchFile, MemoryFile, ModeName, NamedEntries, OddPathsName, OnMissingName,
+    OnStoreErrorName, PolicyFile, RuleFile, StrikeName, TenantFile, Text, Texts, UserScopeName, WhenFullName,
 };
 use crate::text::is_hidden;
 
@@ -32,6 +32,7 @@ impl PolicyFile {
             lists,
             answers,
             memory,
+            envoy,
         } = self;
         let mut printer = Printer::default();
         printer.entries(|entries| entries.list("allow", allow));
@@ -53,6 +54,9 @@ impl PolicyFile {
         printer.optional_table("[alerts]", |entries| print_alerts(entries, alerts));
         printer.optional_table("[answers]", |entries| print_answers(entries, answers));
         printer.optional_table("[memory]", |entries| print_memory(entries, memory));
+        let EnvoyFile { descriptors, domains } = envoy;
+        printer.optional_table("[envoy.descriptors]", |entries| print_limits(entries, descriptors));
+        printer.named_tables("envoy.domains", domains, print_envoy_domain);
         // The loader attributes a finding to the last rule that begins before it, so no table may follow the rules.
         for rule in rule {
             let start = printer.header("[[rule]]");
@@ -234,6 +238,13 @@ fn print_memory(entries: &mut Entries<'_>, file: &mut MemoryFile) {
     let MemoryFile { max_keys, when_full } = file;
     entries.value("max_keys", max_keys);
     entries.value("when_full", when_full);
+}
+
+fn print_envoy_domain(entries: &mut Entries<'_>, file: &mut EnvoyDomainFile) {
+    let EnvoyDomainFile { verb, negative_hits, overrides } = file;
+    entries.value("verb", verb);
+    entries.value("negative_hits", negative_hits);
+    entries.value("override", overrides);
 }
 
 fn print_rule(entries: &mut Entries<'_>, file: &mut RuleFile) {
@@ -468,7 +479,7 @@ macro_rules! literals {
 literals! {
     plain: bool, u8, u16, u32, u64;
     names: LayerName, AnchorName, OnMissingName, StrikeName, ModeName, ConsistencyName, OnStoreErrorName,
-        DisclosureName, LogName, UserScopeName, OddPathsName, WhenFullName,
+        DisclosureName, LogName, UserScopeName, OddPathsName, WhenFullName, EnvoyVerbName,
 }
 
 /// Prints a bare key where TOML allows it, else a quoted one. Variables are not filled in within keys.

@@ -1,4 +1,4 @@
-//! Compiles ladders, lists, login, alerts and memory.
+//! Compiles ladders, lists, login, alerts, memory and the settings for Envoy.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,12 +9,14 @@ use crate::address::canonical;
 use crate::ladder::{Ladder, Rung};
 use crate::limit::{Quota, SlidingLog, Unit};
 use crate::lockout::Login;
+use crate::plan::Verb;
 use crate::policy::file::{
-    AlertEntry, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text,
+    AlertEntry, AlertsFile, EnvoyDomainFile, EnvoyFile, EnvoyVerbName, LadderFile, ListsFile, Located, LoginFile,
+    MemoryFile, NamedEntries, Text,
 };
 use crate::policy::lists::{ListEntry, Listed, Lists};
 use crate::policy::place::{LoginBudget, LoginPlaces};
-use crate::policy::{Alert, AlertOn, Alerts, Identity, Memory, check};
+use crate::policy::{Alert, AlertOn, Alerts, DescriptorTarget, EnvoyDomain, EnvoySettings, Identity, Memory, check};
 use crate::time::Span;
 
 impl Loader<'_> {
@@ -225,6 +227,34 @@ impl Loader<'_> {
             memory.when_full = when_full.value.into();
         }
         memory
+    }
+
+    pub(super) fn envoy(&mut self, file: &EnvoyFile) -> EnvoySettings {
+        let mut settings = EnvoySettings::default();
+        for (key, text) in &file.descriptors.0 {
+            let Some(target) = DescriptorTarget::named(&text.value) else {
+                let message = format!("\"{}\" is nothing that an entry of a descriptor can be", text.value);
+                let help = format!("one of {}", DescriptorTarget::NAMES);
+                self.error("bad-value", text.span.clone(), message, &help);
+                continue;
+            };
+            settings.descriptors.insert(key.value.as_str().into(), target);
+        }
+        for (name, domain) in &file.domains.0 {
+            if name.value.is_empty() {
+                let help = "Envoy's requests for an empty domain are refused";
+                self.error("bad-value", name.span.clone(), "a domain has a name", help);
+            }
+            let EnvoyDomainFile { verb, negative_hits, overrides } = domain;
+            let is_set = |flag: &Option<Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
+            let verb = match verb.as_ref().map(|verb| verb.value) {
+                Some(EnvoyVerbName::Record) => Verb::Record,
+                Some(EnvoyVerbName::Check) | None => Verb::Check,
+            };
+            let domain = EnvoyDomain { verb, negative_hits: is_set(negative_hits), overrides: is_set(overrides) };
+            settings.domains.insert(name.value.as_str().into(), domain);
+        }
+        settings
     }
 }
 
