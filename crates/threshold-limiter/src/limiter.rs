@@ -6,6 +6,7 @@ mod builder;
 mod control;
 mod denials;
 mod failure;
+mod jointly;
 #[cfg(feature = "sqlite")]
 mod journaled;
 mod limit_decision;
@@ -54,6 +55,7 @@ use crate::sync::Mutex;
 pub use builder::InMemory;
 pub use builder::LimiterBuilder;
 pub use control::UnfitSetting;
+pub use jointly::{CreditError, JointDecision, JointError, JointRequest};
 #[cfg(feature = "sqlite")]
 pub use journaled::Journaled;
 pub use limit_decision::LimitDecision;

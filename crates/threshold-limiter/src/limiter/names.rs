@@ -1,7 +1,8 @@
 //! Records the names of subjects that a ladder has banned: a standing holds only a digest, and operators need the name.
 
-use threshold_core::plan::SubjectKeys;
+use threshold_core::plan::{SubjectKeys, Verb};
 use threshold_core::policy::Ban;
+use threshold_core::settle::Escalation;
 use threshold_core::{Decision, Digest, Facts, Plan};
 
 use super::Limiter;
@@ -22,14 +23,34 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     #[cold]
     fn name_each_banned(&self, plan: &Plan<'_>, facts: &Facts<'_>, decision: &Decision) {
         for strike in decision.escalations.iter().filter(|strike| strike.rung.ban.is_some()) {
-            let (Some(subject), Some(until)) = (plan.subjects().get(strike.subject), strike.banned_until) else {
-                continue;
+            self.name_struck(plan, facts, decision, strike);
+        }
+    }
+
+    fn name_struck(&self, plan: &Plan<'_>, facts: &Facts<'_>, decision: &Decision, strike: &Escalation) {
+        let (Some(subject), Some(until)) = (plan.subjects().get(strike.subject), strike.banned_until) else {
+            return;
+        };
+        let Some(whom) = plan.policy().name_of(subject.layer(), facts) else { return };
+        let rule = plan.rule_of(strike.charge).map_or("", |rule| &rule.name);
+        let reason = format!("strike {} under the rule {rule}", strike.strikes);
+        let ban = Ban { whom, reason: reason.into(), by: "ladder".into(), from: decision.at, until };
+        self.bans.name(subject.key(), ban, decision.at);
+    }
+
+    /// Records the subjects that a decision on several requests has banned, each by the name in the request that it belongs to.
+    pub(super) fn name_banned_of(&self, plan: &Plan<'_>, requests: &[&Facts<'_>], decision: &Decision) {
+        for strike in decision.escalations.iter().filter(|strike| strike.rung.ban.is_some()) {
+            let Some(subject) = plan.subjects().get(strike.subject) else { continue };
+            let is_of = |facts: &&&Facts<'_>| {
+                let mut alone = Plan::new(plan.policy(), Verb::Peek);
+                alone.skip_missing(true);
+                let planned = alone.add(&Facts { cost: Some(0), bytes: Some(0), costs: &[], ..***facts });
+                planned.is_ok() && alone.subjects().iter().any(|own| own.key() == subject.key())
             };
-            let Some(whom) = plan.policy().name_of(subject.layer(), facts) else { continue };
-            let rule = plan.rule_of(strike.charge).map_or("", |rule| &rule.name);
-            let reason = format!("strike {} under the rule {rule}", strike.strikes);
-            let ban = Ban { whom, reason: reason.into(), by: "ladder".into(), from: decision.at, until };
-            self.bans.name(subject.key(), ban, decision.at);
+            if let Some(facts) = requests.iter().find(is_of) {
+                self.name_struck(plan, facts, decision, strike);
+            }
         }
     }
 

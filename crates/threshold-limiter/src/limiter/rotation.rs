@@ -99,11 +99,26 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns the records that must move before a plan of these facts is settled; `None` unless the secret is rotated.
     #[inline]
     pub(crate) fn moves_of(&self, facts: &Facts<'_>, plan: &Plan<'_>) -> Option<Box<KeyMoves>> {
+        self.moves_from(plan, |old| {
+            // With the same id, by which shards are chosen.
+            old.fill(&Facts { trace: plan.trace(), ..*facts }).ok()?;
+            self.store.learn_places(&mut || old.places(facts));
+            Some(())
+        })
+    }
+
+    /// Returns the records that must move from the keys of a plan under the old secret, which `fill` makes; `None` unless the secret
+    /// is rotated.
+    #[inline]
+    pub(super) fn moves_from(
+        &self,
+        plan: &Plan<'_>,
+        fill: impl FnOnce(&mut Plan<'_>) -> Option<()>,
+    ) -> Option<Box<KeyMoves>> {
         let previous = self.previous.as_ref()?;
         previous.under(plan.policy(), |policy| {
-            // With the same id, by which shards are chosen.
-            let old = policy.plan_for(plan.verb(), &Facts { trace: plan.trace(), ..*facts }).ok()?;
-            self.store.learn_places(&mut || old.places(facts));
+            let mut old = Plan::new(policy, plan.verb());
+            fill(&mut old)?;
             let mut rekeyed = Box::<KeyMoves>::default();
             plan.add_moves_from(&old, &mut rekeyed);
             Some(rekeyed)

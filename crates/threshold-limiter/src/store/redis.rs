@@ -43,6 +43,7 @@ use tokio::sync::oneshot;
 use super::{Kind, LateAnswer, Listed, Share, Store, StoreError, StoreNumbers};
 use cluster::Cluster;
 use connect::{Certificates, ConnectOptions, Connector};
+pub use deadline::within;
 use executor::Executor;
 use late::{Handover, LateAnswers};
 use nodes::Nodes;
@@ -295,7 +296,7 @@ impl Store for RedisStore {
             }
             ended
         };
-        let waited = deadline::wait(self.deadline, operation).await;
+        let waited = deadline::wait(deadline::of_call(self.deadline), operation).await;
         // Closed first: an answer that comes from now on is late, and one that has just come is not.
         receiver.close();
         match receiver.try_recv() {

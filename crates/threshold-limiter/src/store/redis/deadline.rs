@@ -12,6 +12,22 @@ const BUSY: Duration = Duration::from_millis(2);
 /// The longest wait of a busy node, unless the deadline itself is longer. Its clients wait for other reasons by then.
 const LONGEST: Duration = Duration::from_millis(500);
 
+tokio::task_local! {
+    /// The deadline of all calls within [`within`].
+    static CALL: Duration;
+}
+
+/// Runs a future whose calls to stores in Redis wait no longer than this for an answer, if that is shorter than the store's own
+/// deadline: a caller may have a shorter one.
+pub async fn within<F: Future>(deadline: Duration, future: F) -> F::Output {
+    CALL.scope(deadline, future).await
+}
+
+/// Returns the deadline of this call to a store with this one.
+pub(super) fn of_call(own: Duration) -> Duration {
+    CALL.try_with(|call| own.min(*call)).unwrap_or(own)
+}
+
 /// Waits for an operation, which goes on after the deadline because the server may have begun it.
 ///
 /// The time begins when the operation does, and not when it is queued behind other tasks of the node. If the timer itself is late

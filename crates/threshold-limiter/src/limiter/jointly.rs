@@ -1,0 +1,230 @@
+//! Several requests in one decision: all of them are allowed and charged, or none is.
+
+use threshold_core::bill::Charge;
+use threshold_core::command::{Command, KeyMoves};
+use threshold_core::plan::Verb;
+use threshold_core::{Decision, Facts, Limit, Outcome, Plan, PlanError, Policy, Span};
+
+use super::Limiter;
+use super::under::Settled;
+use crate::clock::Clock;
+use crate::observer::Operation;
+use crate::random_id;
+use crate::store::{Store, StoreError};
+
+/// One of several requests that are decided in one step.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct JointRequest<'r> {
+    /// The request.
+    pub facts: Facts<'r>,
+    /// Whether rules whose identity it lacks, and an address to stand in for it, do not apply to it.
+    pub skips_missing: bool,
+    /// An amount and a period in place of those of the rules that it meets.
+    pub rate: Option<(u64, Span)>,
+}
+
+/// The decision on several requests.
+#[derive(Debug, Clone, Default)]
+#[must_use = "a decision that nobody reads protects nothing"]
+pub struct JointDecision {
+    /// The decision on those that could be planned.
+    pub decision: Decision,
+    /// The index of the request that each of its readings belongs to; empty if it has no figures.
+    pub requests: Vec<usize>,
+    /// The index of each request that could not be planned, and why. If there are any, nothing was charged, unless it was recorded.
+    pub unplanned: Vec<(usize, PlanError)>,
+}
+
+/// Why several requests cannot be decided in one step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JointError {
+    /// They meet more rules than a plan holds.
+    #[error("the requests meet more than {} rules", threshold_core::plan::MAX_CHARGES)]
+    TooManyRules,
+    /// A rule cannot have the rate that a request brings.
+    #[error("rule \"{rule}\" cannot have this rate: {reason}")]
+    Rate {
+        /// The index of the request.
+        request: usize,
+        /// The name of the rule.
+        rule: String,
+        /// The reason.
+        reason: String,
+    },
+}
+
+/// Why nothing, or not everything, was given back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreditError {
+    /// The request cannot be planned.
+    #[error(transparent)]
+    Plan(PlanError),
+    /// The store cannot answer.
+    #[error(transparent)]
+    Store(StoreError),
+}
+
+/// The limits of one request in place of those of its rules.
+type OwnLimits = Vec<(usize, Limit)>;
+
+impl<S: Store, C: Clock> Limiter<S, C> {
+    /// Checks, peeks or records several requests in one step under a policy that the caller holds. A budget that two of them meet is
+    /// charged once, with the sum of their costs.
+    ///
+    /// A request that cannot be planned denies all: the others are then looked at and not charged. Observers are notified once, with
+    /// the request that the binding limit belongs to. Not for stores that have to learn where records are.
+    ///
+    /// # Errors
+    /// Returns an error if the requests do not fit in one plan, or bring rates that their rules cannot have.
+    pub async fn decide_jointly(
+        &self,
+        policy: &Policy,
+        verb: Verb,
+        requests: &[JointRequest<'_>],
+    ) -> Result<JointDecision, JointError> {
+        let start = self.start();
+        let own_limits = own_limits(policy, requests)?;
+        let (mut joint, mut outcome) = (JointDecision::default(), Outcome::default());
+        let mut plan = plan_jointly(policy, verb, requests, &own_limits, &mut joint.unplanned)?;
+        plan.identify(random_id);
+        let moves = self.moves_of_joint(requests, &joint.unplanned, &plan);
+        let Settled { in_store, .. } =
+            Box::pin(self.settle_moving(moves, &plan, &mut outcome, &mut joint.decision)).await;
+        joint.requests.extend(plan.requests_of_readings(&outcome));
+        // The decision on a penalty or without the store has no figures.
+        if joint.requests.len() != joint.decision.readings.len() {
+            joint.requests.clear();
+        }
+        let planned = planned(requests, &joint.unplanned);
+        let all: Vec<&Facts<'_>> = planned.map(|(_, request)| &request.facts).collect();
+        // Their positions in the request: the plan counts only those that it holds.
+        let positions: Vec<usize> = planned_positions(requests, &joint.unplanned);
+        for request in &mut joint.requests {
+            *request = positions.get(*request).copied().unwrap_or(*request);
+        }
+        self.name_banned_of(&plan, &all, &joint.decision);
+        // What was only looked at because of another request is no decision that anybody asked for.
+        if joint.unplanned.is_empty() || verb == Verb::Record {
+            let bound = joint.decision.binding.and_then(|binding| joint.requests.get(binding));
+            let facts = bound.and_then(|index| requests.get(*index)).or(requests.first());
+            if let Some(JointRequest { facts, .. }) = facts {
+                self.tell(plan.verb().into(), facts, &joint.decision, policy, (start, in_store));
+            }
+        }
+        Ok(joint)
+    }
+
+    /// Gives back the cost of a request on every enforced limit that it meets, at most what still counts there. Without a receipt
+    /// nothing shows that it was ever charged: only for a caller that is trusted with it. Rules that count by outcome or in flight are
+    /// left out.
+    ///
+    /// # Errors
+    /// Returns an error if the request cannot be planned, or if the store cannot answer; then a part of it may have been given back.
+    pub async fn credit(&self, policy: &Policy, request: &JointRequest<'_>) -> Result<(), CreditError> {
+        let mut plan = Plan::new(policy, Verb::Record);
+        plan.skip_missing(request.skips_missing);
+        plan.add(&request.facts).map_err(CreditError::Plan)?;
+        let first = plan.charges().first().map(Charge::key);
+        self.perform(Operation::Refund, first, async {
+            // One after the other: unlike a charge, each of them is right by itself.
+            for (key, limit, amount) in plan.bill().recorded_charges() {
+                self.execute(Command::Credit { key, limit, amount }).await?;
+                self.made_room([key]);
+            }
+            Ok(())
+        })
+        .await
+        .map_err(CreditError::Store)
+    }
+
+    /// Returns the records that must move before a plan of these requests is settled; `None` unless the secret is rotated.
+    fn moves_of_joint(
+        &self,
+        requests: &[JointRequest<'_>],
+        unplanned: &[(usize, PlanError)],
+        plan: &Plan<'_>,
+    ) -> Option<Box<KeyMoves>> {
+        self.moves_from(plan, |old| {
+            for (_, JointRequest { facts, skips_missing, .. }) in planned(requests, unplanned) {
+                old.skip_missing(*skips_missing);
+                // Costs do not change keys, and one that never fits would fail.
+                let facts = Facts { trace: plan.trace(), cost: Some(0), bytes: Some(0), costs: &[], ..*facts };
+                old.add(&facts).ok()?;
+            }
+            Some(())
+        })
+    }
+}
+
+/// Returns the requests that are in the plan, with their positions.
+fn planned<'r, 'f>(
+    requests: &'r [JointRequest<'f>],
+    unplanned: &[(usize, PlanError)],
+) -> impl Iterator<Item = (usize, &'r JointRequest<'f>)> {
+    requests.iter().enumerate().filter(|(index, _)| !unplanned.iter().any(|(own, _)| own == index))
+}
+
+fn planned_positions(requests: &[JointRequest<'_>], unplanned: &[(usize, PlanError)]) -> Vec<usize> {
+    planned(requests, unplanned).map(|(index, _)| index).collect()
+}
+
+/// Plans all requests that can be planned, and lists the others.
+fn plan_jointly<'p>(
+    policy: &'p Policy,
+    verb: Verb,
+    requests: &[JointRequest<'_>],
+    own_limits: &'p [OwnLimits],
+    unplanned: &mut Vec<(usize, PlanError)>,
+) -> Result<Plan<'p>, JointError> {
+    // Each turn finds one more request that cannot be planned: a plan must not be used after an error.
+    loop {
+        // What happens is recorded whatever happened beside it.
+        let verb = if unplanned.is_empty() || verb == Verb::Record { verb } else { Verb::Peek };
+        let mut plan = Plan::new(policy, verb);
+        let mut failed = None;
+        for (index, request) in planned(requests, unplanned) {
+            plan.skip_missing(request.skips_missing);
+            let added = match own_limits.get(index) {
+                Some(limits) if request.rate.is_some() => plan.add_with_limits(&request.facts, limits),
+                _ => plan.add(&request.facts),
+            };
+            match added {
+                Ok(()) => {}
+                Err(PlanError::TooManyRules) => return Err(JointError::TooManyRules),
+                Err(error) => {
+                    failed = Some((index, error));
+                    break;
+                }
+            }
+        }
+        match failed {
+            None => return Ok(plan),
+            Some(failed) => unplanned.push(failed),
+        }
+    }
+}
+
+/// Makes the limits that requests bring: they must live longer than the plan that refers to them.
+fn own_limits(policy: &Policy, requests: &[JointRequest<'_>]) -> Result<Vec<OwnLimits>, JointError> {
+    if requests.iter().all(|request| request.rate.is_none()) {
+        return Ok(Vec::new());
+    }
+    let limits = requests.iter().enumerate().map(|(index, request)| {
+        let Some((amount, period)) = request.rate else { return Ok(Vec::new()) };
+        let mut plan = Plan::new(policy, Verb::Peek);
+        plan.skip_missing(request.skips_missing);
+        let facts = Facts { cost: Some(0), bytes: Some(0), costs: &[], ..request.facts };
+        // What cannot be planned here cannot be planned with the others either, and is found there.
+        if plan.add(&facts).is_err() {
+            return Ok(Vec::new());
+        }
+        plan.limits_with(amount, period).map_err(|(rule, reason)| JointError::Rate {
+            request: index,
+            rule: rule.to_owned(),
+            reason,
+        })
+    });
+    limits.collect()
+}
