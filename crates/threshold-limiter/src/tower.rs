@@ -67,6 +67,7 @@ mod request_facts;
 mod runtime;
 mod service;
 
+pub use answer::Unavailable;
 pub use body::{BodyParts, Hold, RequestBody, ResponseBody};
 pub use future::ResponseFuture;
 #[cfg(feature = "memory")]

@@ -101,8 +101,17 @@ pub(super) fn denial(decision: &Decision, policy: &Policy, facts: &Facts<'_>, fo
         },
     };
     add_fields(response.headers_mut(), fields(decision, policy));
+    if decision.unavailable() {
+        response.extensions_mut().insert(Unavailable);
+    }
     response
 }
+
+/// Marks a response, as an extension of it, as that to a request which could not be decided: the store failed, and a rule denies then,
+/// or the policy cannot be served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unavailable;
 
 /// What to add to a program whose layer never learns a client's address.
 #[cfg(feature = "axum")]
@@ -173,6 +182,9 @@ impl<'r> Undecided<'r> {
                 http(body.status, body.content_type, body.text)
             }
         };
+        if self.grpc == UNAVAILABLE {
+            response.extensions_mut().insert(Unavailable);
+        }
         // A cache must not send the refusal of one client to others.
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Ok(trace) = HeaderValue::try_from(trace.to_string()) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, HeaderValue, Response};
 use http_body::SizeHint;
 use threshold_core::{Decision, PlanError};
 
@@ -206,6 +206,12 @@ fn decided(
     });
     if decision.delay().is_zero() {
         let fields = answer::fields(&decision, &view.policy);
+        return Admission::Allowed(Allowed { fields, pending, strike }.keep_pending(door.answers), count);
+    }
+    if let Some(name) = &door.delay_field {
+        let mut fields = answer::fields(&decision, &view.policy);
+        let millis = u64::try_from(decision.delay().as_millis()).unwrap_or(u64::MAX);
+        fields.insert(name.clone(), HeaderValue::from(millis));
         return Admission::Allowed(Allowed { fields, pending, strike }.keep_pending(door.answers), count);
     }
     let Some(permit) = door.pool.acquire() else {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::Response;
 use http::request::Parts;
+use http::{HeaderName, Response};
 use threshold_core::policy::{Claims, Policy};
 #[cfg(feature = "memory")]
 use threshold_core::policy::{LimitText, Per, PolicyError, Rule, RuleBuilder};
@@ -153,6 +153,7 @@ impl ThresholdLayer {
             pool: Pool::new(MAX_DELAYED),
             background,
             answers: Answers::Seen,
+            delay_field: None,
         };
         Self { door: Arc::new(door) }
     }
@@ -224,6 +225,14 @@ impl ThresholdLayer {
     #[must_use]
     pub fn decision_only(mut self) -> Self {
         Arc::make_mut(&mut self.door).answers = Answers::Unseen;
+        self
+    }
+
+    /// Writes the delay of a shadow-banned caller's request into this field of the answer, in milliseconds, and does not wait: for a
+    /// proxy that waits itself, and must not pass the field on to its client.
+    #[must_use]
+    pub fn delay_field(mut self, name: HeaderName) -> Self {
+        Arc::make_mut(&mut self.door).delay_field = Some(name);
         self
     }
 
@@ -326,6 +335,8 @@ pub(super) struct Door {
     pub(super) pool: Arc<Pool>,
     pub(super) background: Background,
     pub(super) answers: Answers,
+    /// The field that has the delay of a request, if another program waits.
+    pub(super) delay_field: Option<HeaderName>,
 }
 
 impl Door {

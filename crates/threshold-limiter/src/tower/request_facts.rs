@@ -22,6 +22,8 @@ pub struct PeerAddr(pub SocketAddr);
 pub(super) enum Peer {
     /// The address of the connection.
     Known(SocketAddr),
+    /// The address of a proxy, and that of the connection to it, which it tells.
+    Through { proxy: SocketAddr, peer: SocketAddr },
     /// The application was asked, and knows no address for this request: a Unix socket has none.
     Unknown,
     /// Nothing names addresses to the layer: no closure, no [`PeerAddr`], no `ConnectInfo`.
@@ -36,8 +38,17 @@ impl Peer {
 
     pub(super) fn address(self) -> Option<SocketAddr> {
         match self {
-            Self::Known(address) => Some(address),
+            Self::Known(address) | Self::Through { peer: address, .. } => Some(address),
             Self::Unknown | Self::NoSource => None,
+        }
+    }
+
+    /// Returns whether headers that name the caller are believed: only if a trusted proxy has sent them.
+    fn is_trusted(self, trusts: impl Fn(IpAddr) -> bool) -> bool {
+        match self {
+            Self::Known(address) => trusts(address.ip()),
+            Self::Through { proxy, peer } => trusts(proxy.ip()) || trusts(peer.ip()),
+            Self::Unknown | Self::NoSource => false,
         }
     }
 }
@@ -143,8 +154,7 @@ impl<'r> RequestFacts<'r> {
         };
         let claims = if sources.iter().any(asks_claims) { claims(&lines) } else { None };
         let seen = Seen {
-            // A header that names the caller counts only if a trusted proxy has sent it.
-            trusted: peer.address().is_some_and(|peer| identity.address.trusts(peer.ip())),
+            trusted: peer.is_trusted(|ip| identity.address.trusts(ip)),
             headers: Some(&lines),
             host: request_facts.host(),
             path: Some(request_facts.uri.path()),

@@ -43,6 +43,23 @@ impl<S> ThresholdService<S> {
         self.decided(Peer::asked(peer), parts, body)
     }
 
+    /// Calls the service with a request that a proxy describes: its own address, and the one that it says the request came from. That
+    /// address is believed, and resolved as the address of any peer; header fields that name the caller are believed if either of them
+    /// is a trusted proxy.
+    pub fn call_through<ReqBody>(
+        &mut self,
+        proxy: SocketAddr,
+        peer: SocketAddr,
+        request: Request<ReqBody>,
+    ) -> ResponseFuture<S, ReqBody>
+    where
+        S: Service<Request<RequestBody<ReqBody>>> + Clone,
+        ReqBody: Body,
+    {
+        let (parts, body) = request.into_parts();
+        self.decided(Peer::Through { proxy, peer }, parts, body)
+    }
+
     fn decided<ReqBody>(&mut self, peer: Peer, mut parts: Parts, body: ReqBody) -> ResponseFuture<S, ReqBody>
     where
         S: Service<Request<RequestBody<ReqBody>>> + Clone,
