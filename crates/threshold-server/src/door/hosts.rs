@@ -65,9 +65,9 @@ impl Hosts {
     pub(super) fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next();
-        // RFC 9112 requires a 400 here. Without a name, nothing could be compared below.
-        if host.is_none() && version >= Version::HTTP_11 {
-            return Err(Refusal::Invalid("HTTP/1.1 requires a Host header"));
+        // RFC 9112 requires a 400 here. Without a name, nothing could be compared below. HTTP/2 names the host in its target.
+        if host.is_none() && version >= Version::HTTP_11 && (version < Version::HTTP_2 || uri.authority().is_none()) {
+            return Err(Refusal::Invalid("HTTP/1.1 requires a Host header, and HTTP/2 an authority"));
         }
         // Proxies and servers disagree about which of two Host lines counts (request smuggling), so neither is accepted.
         if hosts.next().is_some() {

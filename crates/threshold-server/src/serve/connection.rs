@@ -18,14 +18,16 @@ use tokio_rustls::TlsAcceptor;
 
 use super::address::Listener;
 use super::connection_watch::{ConnectionWatch, Socket, WatchedStream};
+use super::http2::{self, RequestsInProgress};
 use super::linger::Lingering;
 use super::peers::{Exempt, PeerConnections, PeerSlot};
+use super::preface::{Protocol, Reread};
 use crate::door::{Answering, ApiError, Bounds, Doors};
 use crate::log::shown_address;
 
 /// The largest head of a request, in bytes; larger ones are answered with 431. nginx and Apache accept 8 KiB by default, and a
 /// proxy adds headers of its own.
-const MAX_HEAD: usize = 16 << 10;
+pub(super) const MAX_HEAD: usize = 16 << 10;
 /// The most header fields of a request: hyper's and Apache's default.
 const MAX_HEADERS: usize = 100;
 /// The pause after `accept` has failed: with no free file descriptors it fails again at once, and would take a whole core.
@@ -49,6 +51,7 @@ impl Server {
         let permits = Arc::new(Semaphore::new(bounds.connections));
         let peers = PeerConnections::new(bounds.connections_per_peer);
         let graceful = GracefulShutdown::new();
+        let requests = RequestsInProgress::new(bounds.connections);
         // One watch for each connection: a waiting request must not make others poll their sockets.
         let service_for = |peer| ConnectionService { doors: doors.clone(), peer, watch: ConnectionWatch::default() };
         loop {
@@ -70,19 +73,21 @@ impl Server {
                 // in it.
                 watcher: graceful.watcher(),
                 client_timeout: bounds.client_timeout,
+                stop: stop.clone(),
+                requests: Arc::clone(&requests),
             };
             match accepted {
                 Ok(Accepted::Unix(stream)) => {
                     // Not counted by peer: all clients of a Unix socket have the same address, and its file mode
                     // limits who they are.
-                    drop(tokio::spawn(connection.serve(stream, service_for(UNIX_SOCKET_PEER))));
+                    drop(tokio::spawn(connection.serve_plain(stream, service_for(UNIX_SOCKET_PEER))));
                 }
                 Ok(Accepted::Tcp(stream, peer)) => {
                     // Dropping the stream closes it, before the TLS handshake and before anything is read.
                     let Some(peer_slot) = admit(&peers, peer.ip(), &doors) else { continue };
                     let connection = Connection { peer_slot: Some(peer_slot), ..connection };
                     match tls.clone() {
-                        None => drop(tokio::spawn(connection.serve(stream, service_for(peer)))),
+                        None => drop(tokio::spawn(connection.serve_plain(stream, service_for(peer)))),
                         Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, service_for(peer)))),
                     }
                 }
@@ -143,7 +148,7 @@ async fn accept(listener: &Listener) -> std::io::Result<Accepted> {
 }
 
 /// The service of one connection: the doors, and the peer's address.
-struct ConnectionService {
+pub(super) struct ConnectionService {
     doors: Doors,
     peer: SocketAddr,
     watch: ConnectionWatch,
@@ -183,26 +188,61 @@ struct Connection {
     permit: OwnedSemaphorePermit,
     watcher: Watcher,
     client_timeout: Duration,
+    stop: watch::Receiver<bool>,
+    requests: Arc<RequestsInProgress>,
 }
+
+/// A stream that connections are served on.
+trait Stream: AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static> Stream for S {}
 
 impl Connection {
     async fn serve_tls(self, stream: tokio::net::TcpStream, tls: TlsAcceptor, service: ConnectionService) {
         // The timeouts of hyper begin after the handshake, so a client that never finishes it needs one of its own.
         match tokio::time::timeout(self.client_timeout, tls.accept(stream)).await {
             // Boxed: a TLS session is some kilobytes, which connections without TLS would take up too.
-            Ok(Ok(stream)) => self.serve(Box::new(stream), service).await,
+            Ok(Ok(stream)) => {
+                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                match is_http2 {
+                    true => self.serve_http2(Box::new(stream), service).await,
+                    false => self.serve_http1(Box::new(stream), service).await,
+                }
+            }
             // At DEBUG: scanners cause it all the time, and an operator can do nothing about it.
             Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
             Err(_) => tracing::debug!("TLS handshake timed out"),
         }
     }
 
-    async fn serve<S: AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static>(
-        self,
-        stream: S,
-        service: ConnectionService,
-    ) {
-        let Self { peer_slot, permit, watcher, client_timeout } = self;
+    /// Serves a connection without TLS, whose protocol its first bytes tell.
+    async fn serve_plain(mut self, stream: impl Stream, service: ConnectionService) {
+        let detected = tokio::select! {
+            // In this order: a request that has arrived is served.
+            biased;
+            detected = tokio::time::timeout(self.client_timeout, Reread::detect(stream)) => detected,
+            // A connection that has sent nothing yet has no request that a drain would wait for.
+            _ = self.stop.wait_for(|stop| *stop) => return,
+        };
+        match detected {
+            Ok(Ok((Protocol::Http1, stream))) => self.serve_http1(stream, service).await,
+            Ok(Ok((Protocol::Http2, stream))) => self.serve_http2(stream, service).await,
+            Ok(Err(error)) => tracing::debug!(%error, "connection ended early"),
+            Err(_) => tracing::debug!("connection closed: nothing was sent on it"),
+        }
+    }
+
+    async fn serve_http2(self, stream: impl Stream, service: ConnectionService) {
+        let Self { peer_slot, permit, watcher, client_timeout, stop, requests, .. } = self;
+        let mut stream = TimeoutStream::new(WatchedStream::new(stream, service.watch.clone()));
+        stream.set_write_timeout(Some(client_timeout));
+        http2::serve(Box::pin(stream), service, requests, client_timeout, stop).await;
+        // A drain waits for the watcher.
+        drop((peer_slot, permit, watcher));
+    }
+
+    async fn serve_http1(self, stream: impl Stream, service: ConnectionService) {
+        let Self { peer_slot, permit, watcher, client_timeout, .. } = self;
         let (doors, peer) = (service.doors.clone(), service.peer.ip());
         // hyper has a timeout for reading a head, but none for writing: this one ends connections of clients that do not
         // read. The order matters: the innermost layer drains on shutdown, the outer ones see every write.

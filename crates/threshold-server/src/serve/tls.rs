@@ -59,8 +59,8 @@ impl Certificates {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(self) as _);
-        // Named explicitly: a client that offers HTTP/2 as well must not choose it, since only HTTP/1.1 is served.
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        // In the order of preference.
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 

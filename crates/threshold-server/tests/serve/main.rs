@@ -24,6 +24,7 @@ mod disk;
 mod events;
 mod forward_auth;
 mod hosts;
+mod http2;
 mod installation;
 mod jwt;
 mod limits;

@@ -1,0 +1,266 @@
+//! Tests HTTP/2 on the HTTP door: by prior knowledge, over TLS, and with clients that misbehave.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Command;
+
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+
+use super::process::{POLICY, Scratch, Server, Start};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// A connection on which frames are written by hand.
+struct Frames(TcpStream);
+
+/// A frame.
+#[derive(Debug)]
+struct Frame {
+    kind: u8,
+    stream: u32,
+    payload: Vec<u8>,
+}
+
+impl Frames {
+    /// Connects and sends the preface and these settings.
+    fn connect(server: &Server, settings: &[(u16, u32)]) -> Self {
+        let mut frames = Self(server.stream());
+        frames.0.write_all(PREFACE).unwrap();
+        let settings =
+            settings.iter().flat_map(|(name, value)| [&name.to_be_bytes()[..], &value.to_be_bytes()].concat());
+        frames.send(SETTINGS, 0, 0, &settings.collect::<Vec<u8>>()).unwrap();
+        frames
+    }
+
+    fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> std::io::Result<()> {
+        self.0.write_all(&frame(kind, flags, stream, payload))
+    }
+
+    /// Reads the next frame, and answers a ping, as a client does that is alive. Returns `None` at the end of the connection.
+    fn read(&mut self) -> Option<Frame> {
+        let mut head = [0; 9];
+        self.0.read_exact(&mut head).ok()?;
+        let [a, b, c, kind, flags, stream @ ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]).try_into().unwrap()];
+        self.0.read_exact(&mut payload).ok()?;
+        if (kind, flags) == (PING, 0) {
+            let _ = self.send(PING, ACK, 0, &payload);
+        }
+        Some(Frame { kind, stream: u32::from_be_bytes(stream), payload })
+    }
+
+    /// Reads until a frame of this kind, which must come.
+    fn read_until(&mut self, kind: u8) -> Frame {
+        std::iter::from_fn(|| self.read()).find(|frame| frame.kind == kind).unwrap_or_else(|| panic!("no frame {kind}"))
+    }
+
+    /// Reads to the end of the connection. Returns the error of the last GOAWAY.
+    fn read_goaway(&mut self) -> Option<u32> {
+        let frames = std::iter::from_fn(|| self.read()).filter(|frame| frame.kind == GOAWAY);
+        frames.last().map(|frame| u32::from_be_bytes(frame.payload[4..8].try_into().unwrap()))
+    }
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Encodes header fields without compression.
+fn fields(fields: &[(&str, &str)]) -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    fields.iter().flat_map(|(name, value)| [&[0][..], &text(name), &text(value)].concat()).collect()
+}
+
+fn request(path: &str) -> Vec<u8> {
+    fields(&[(":method", "GET"), (":scheme", "http"), (":path", path), (":authority", "localhost")])
+}
+
+fn start(args: &[&str]) -> (Server, Scratch) {
+    let policy = Scratch::file("policy.toml", POLICY);
+    let server = Start { args, policy: Some(policy.path()), ..Start::default() }.server();
+    (server, policy)
+}
+
+/// Checks that others are served as before.
+fn check_serves(server: &Server) {
+    assert_eq!(server.connect().post("/v1/check", r#"{"ip": "203.0.113.7"}"#).unwrap().status, 200);
+    let mut other = Frames::connect(server, &[]);
+    other.send(HEADERS, END_HEADERS | END_STREAM, 1, &request("/healthz")).unwrap();
+    // The first field of the head is the status: 200 is an entry of HPACK's static table.
+    assert_eq!(other.read_until(HEADERS).payload.first(), Some(&0x88));
+}
+
+fn curl(args: &[&str]) -> String {
+    let output = Command::new("curl")
+        .args(["-s", "--max-time", "60", "-w", " %{http_version} %{http_code}"])
+        .args(args)
+        .output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
+/// Woken by: `Protocol::Http1` for every connection, and leaving out `h2` in the list of ALPN.
+#[test]
+fn both_versions_are_spoken_on_one_port_with_tls_and_without() {
+    let (server, _policy) = start(&[]);
+    let check = format!("{}/v1/check", server.place);
+    let body = r#"{"ip": "203.0.113.7"}"#;
+    assert!(curl(&["--http2-prior-knowledge", "-d", body, &check]).ends_with(" 2 200"));
+    assert!(curl(&["--http1.1", "-d", body, &check]).ends_with(" 1.1 200"));
+    // A list takes several frames.
+    let list = format!("[{}]", vec![body; 900].join(","));
+    let answer = curl(&["--http2-prior-knowledge", "-d", &list, &check]);
+    assert!(answer.ends_with(" 2 200") && answer.matches("allowed").count() >= 900);
+    // The name of another host is refused in HTTP/2 too.
+    let other = curl(&["--http2-prior-knowledge", "-H", "Host: evil.example", "-d", body, &check]);
+    assert!(other.ends_with(" 2 403"), "{other}");
+
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let cert = Scratch::file("cert.pem", &cert.pem());
+    let key = Scratch::file("key.pem", &signing_key.serialize_pem());
+    let files = [cert.path(), key.path()].map(|path| path.to_str().unwrap().to_owned());
+    let (server, _policy) = start(&["--tls-cert", &files[0], "--tls-key", &files[1]]);
+    let check = format!("{}/v1/check", server.place);
+    assert!(curl(&["-k", "-d", body, &check]).ends_with(" 2 200"));
+    assert!(curl(&["-k", "--http1.1", "-d", body, &check]).ends_with(" 1.1 200"));
+    assert!(curl(&["-k", "--no-alpn", "-d", body, &check]).ends_with(" 1.1 200"));
+}
+
+/// Woken by: `max_pending_accept_reset_streams(None)`.
+#[test]
+fn a_client_that_resets_its_requests_at_once_is_disconnected() {
+    let (server, _policy) = start(&[]);
+    let mut attacker = Frames::connect(&server, &[]);
+    let resets: Vec<u8> = (0..2_000)
+        .map(|n| 2 * n + 1)
+        .flat_map(|stream| {
+            let opened = frame(HEADERS, END_HEADERS | END_STREAM, stream, &request("/healthz"));
+            [opened, frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes())].concat()
+        })
+        .collect();
+    // It may be closed before all of it is written.
+    let _ = attacker.0.write_all(&resets);
+    // ENHANCE_YOUR_CALM, unless the reset that closes the connection is faster than its reason.
+    assert!(matches!(attacker.read_goaway(), Some(11) | None));
+    check_serves(&server);
+}
+
+/// Woken by: a larger `max_header_list_size`.
+#[test]
+fn headers_without_an_end_and_headers_that_are_too_large_are_refused() {
+    let (server, _policy) = start(&[]);
+    let mut attacker = Frames::connect(&server, &[]);
+    attacker.send(HEADERS, END_STREAM, 1, &request("/healthz")).unwrap();
+    let more = fields(&[("x-more", &"x".repeat(100))]).repeat(100);
+    // 100 MB, if they were accepted.
+    for _ in 0..10_000 {
+        if attacker.send(CONTINUATION, 0, 1, &more).is_err() {
+            break;
+        }
+    }
+    assert_ne!(attacker.read_goaway(), Some(0));
+
+    // Its end comes, but it is 20 KB.
+    let mut large = Frames::connect(&server, &[]);
+    large.send(HEADERS, END_STREAM, 1, &request("/healthz")).unwrap();
+    large.send(CONTINUATION, 0, 1, &more).unwrap();
+    large.send(CONTINUATION, END_HEADERS, 1, &more).unwrap();
+    let refused = std::iter::from_fn(|| large.read()).find(|frame| frame.stream == 1).unwrap();
+    // The status is 431, which is no entry of the table, in Huffman's code.
+    assert!(refused.kind == HEADERS && refused.payload.starts_with(&[0x48, 0x83, 0x69, 0x90, 0xff]), "{refused:?}");
+    check_serves(&server);
+}
+
+/// Woken by: leaving out `max_concurrent_streams`.
+#[test]
+fn a_connection_has_a_bound_on_requests_at_once() {
+    let (server, _policy) = start(&[]);
+    let mut client = Frames::connect(&server, &[]);
+    let settings = client.read_until(SETTINGS).payload;
+    let setting = |name: u16| {
+        let found = settings.chunks(6).find(|setting| setting[..2] == name.to_be_bytes());
+        found.map(|setting| u32::from_be_bytes(setting[2..].try_into().unwrap()))
+    };
+    // Streams, the size of a head; a larger frame is not announced.
+    assert_eq!((setting(3), setting(6)), (Some(256), Some(16_384)));
+    assert!(setting(5).is_none_or(|frame| frame == 16_384));
+    // Requests whose bodies never come: those above the bound are refused, and the others stay.
+    for n in 0..300_u32 {
+        let post =
+            fields(&[(":method", "POST"), (":scheme", "http"), (":path", "/v1/check"), (":authority", "localhost")]);
+        client.send(HEADERS, END_HEADERS, 2 * n + 1, &post).unwrap();
+    }
+    let refused = client.read_until(RST_STREAM);
+    // REFUSED_STREAM: nothing was done, and it may be sent again.
+    assert!(refused.stream > 2 * 256 && refused.payload == 7_u32.to_be_bytes(), "{refused:?}");
+    check_serves(&server);
+}
+
+/// Woken by: leaving out the comparison with `max` in `Http2Service::call`.
+#[test]
+fn requests_on_all_connections_of_http2_have_a_bound() {
+    let (server, _policy) = start(&["--max-connections", "4", "--max-connections-per-peer", "4"]);
+    let post = fields(&[(":method", "POST"), (":scheme", "http"), (":path", "/v1/check"), (":authority", "localhost")]);
+    let mut connections = [(); 2].map(|()| Frames::connect(&server, &[]));
+    // Their bodies never come, so they stay.
+    for (connection, stream) in [(0, 1), (1, 1), (0, 3), (1, 3)] {
+        connections[connection].send(HEADERS, END_HEADERS, stream, &post).unwrap();
+        connections[connection].send(PING, 0, 0, &[7; 8]).unwrap();
+        connections[connection].read_until(PING);
+    }
+    connections[0].send(HEADERS, END_HEADERS, 5, &post).unwrap();
+    assert_eq!(connections[0].read_until(HEADERS).stream, 5);
+}
+
+/// Woken by: leaving out `State::Idle`, `State::Stalled`, or the timeout of `Reread::detect`.
+#[test]
+fn clients_that_send_nothing_or_read_nothing_are_disconnected() {
+    let (server, _policy) = start(&["--client-timeout", "1s"]);
+    // Not even its preface.
+    let mut silent = server.stream();
+    silent.write_all(&PREFACE[..5]).unwrap();
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+    // No request. It is told before it is disconnected.
+    assert_eq!(Frames::connect(&server, &[]).read_goaway(), Some(0));
+    // A window of 0: the answer is ready, and cannot be sent.
+    let mut unread = Frames::connect(&server, &[(4, 0)]);
+    unread.send(HEADERS, END_HEADERS | END_STREAM, 1, &request("/healthz")).unwrap();
+    assert_eq!(unread.read_until(HEADERS).stream, 1);
+    while let Some(frame) = unread.read() {
+        assert_ne!(frame.kind, DATA);
+    }
+    check_serves(&server);
+}
+
+/// Woken by: leaving out `graceful_shutdown` at the stop, or dropping the watcher early.
+#[test]
+fn a_server_that_stops_tells_its_clients_and_finishes_their_requests() {
+    let (server, _policy) = start(&[]);
+    let mut idle = Frames::connect(&server, &[]);
+    idle.send(PING, 0, 0, &[7; 8]).unwrap();
+    idle.read_until(PING);
+    let mut busy = Frames::connect(&server, &[]);
+    // Its body comes after the signal.
+    let post = [(":method", "POST"), (":scheme", "http"), (":path", "/v1/check"), (":authority", "localhost")];
+    busy.send(HEADERS, END_HEADERS, 1, &fields(&post)).unwrap();
+    busy.send(PING, 0, 0, &[7; 8]).unwrap();
+    busy.read_until(PING);
+    server.signal("TERM");
+    assert_eq!(idle.read_goaway(), Some(0));
+    busy.read_until(GOAWAY);
+    busy.send(DATA, END_STREAM, 1, br#"{"ip": "203.0.113.7"}"#).unwrap();
+    assert_eq!(busy.read_until(HEADERS).payload.first(), Some(&0x88));
+    drop(busy);
+    let (status, log) = server.wait();
+    assert!(status.success() && log.contains("stopped") && !log.contains("in progress"), "{log}");
+}
