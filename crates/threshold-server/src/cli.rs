@@ -95,6 +95,13 @@ pub(crate) struct ServeArgs {
     /// Serve the operators' calls here, HOST:PORT or unix:PATH, and no longer on --http
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin: Option<Address>,
+    /// Answer Envoy here, HOST:PORT or unix:PATH: its rate limit service and its external authorization, over gRPC. 127.0.0.1:8081 by
+    /// default, unless that is in use
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) grpc: Option<Address>,
+    /// Do not listen for gRPC
+    #[arg(long, conflicts_with = "grpc")]
+    pub(crate) no_grpc: bool,
     /// Check the policy, the tokens, the secrets, the addresses, the log level, OTEL_… and the store's URL and certificates, connect to no store, start nothing, and exit as lint does: 0 if the server
     /// would start, 1 on warnings that are denied, 2 on errors
     #[arg(long)]
@@ -196,7 +203,7 @@ const SERVE_HELP: &str = "\
 Tokens come from the environment, so that they do not appear in the list of processes: THRESHOLD_TOKEN for callers, \
 THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators with read-only access. Each may have several, \
 separated by commas or spaces, of at least 16 characters each. Without THRESHOLD_TOKEN only loopback addresses are accepted \
-for --http; --admin needs THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN for any other. THRESHOLD_LOG is the level of logging: error, warn, info (the default), debug.
+for --http and --grpc; --admin needs THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN for any other. THRESHOLD_LOG is the level of logging: error, warn, info (the default), debug.
 
 THRESHOLD_SECRET is the installation's secret, in place of the file beside the journal; THRESHOLD_SECRET_OLD is the previous \
 one, while the secret is rotated.

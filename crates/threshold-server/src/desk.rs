@@ -30,8 +30,9 @@ use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{BytesError, Decision, Facts, KeyId, Limit, PlanError, Receipt, Span, Timestamp, TraceId};
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, SaveError};
-use threshold_limiter::limiter::{LimiterBuilder, Waited};
+use threshold_limiter::limiter::{CreditError, JointDecision, JointError, JointRequest, LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::redis::within;
 use threshold_limiter::store::{AnyStore, EndError, KeyUsage, Store as _, StoreError};
 use threshold_limiter::tower::ThresholdLayer;
 use threshold_limiter::{ActivePenalties, ActiveShadowBan, Clock, LimitDecision, Limiter, PenaltyCounts, Reserved};
@@ -280,6 +281,34 @@ impl Desk {
         }
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
         Ok(Decided { decision, receipt, reservation: None })
+    }
+
+    /// Decides several requests in one step, on a store that may take at most this long, and waits for strikes as
+    /// [`decide_and_save`](Self::decide_and_save) does.
+    pub(crate) async fn decide_jointly(
+        &self,
+        policy: &Policy,
+        verb: Verb,
+        requests: &[JointRequest<'_>],
+        store_deadline: Duration,
+    ) -> Result<JointDecision, JointError> {
+        let mut joint = within(store_deadline, self.limiter.decide_jointly(policy, verb, requests)).await?;
+        if let Some(JointRequest { facts, .. }) = requests.first() {
+            let name = if verb == Verb::Record { "record" } else { "check" };
+            log::charges(name, facts, &joint.decision, policy);
+        }
+        self.save_strikes(&mut joint.decision, strike_deadline()).await;
+        Ok(joint)
+    }
+
+    /// Gives back the cost of a request without a receipt, on a store that may take at most this long for each limit.
+    pub(crate) async fn credit(
+        &self,
+        policy: &Policy,
+        request: &JointRequest<'_>,
+        store_deadline: Duration,
+    ) -> Result<(), CreditError> {
+        within(store_deadline, self.limiter.credit(policy, request)).await
     }
 
     /// Returns what a check would answer, and why.

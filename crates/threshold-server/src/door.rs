@@ -4,9 +4,12 @@ mod admin;
 mod alerts;
 mod answer_memory;
 mod doctor;
+mod envoy;
 pub(crate) mod error;
 mod events;
+mod ext_authz;
 mod forward_auth;
+mod grpc;
 pub(crate) mod health;
 mod hosts;
 mod http;
@@ -122,6 +125,8 @@ pub(crate) struct Bounds {
     pub(crate) answers: usize,
     /// The most bytes of answers that are remembered under the ids of their requests.
     pub(crate) request_ids: usize,
+    /// How long a decision for Envoy waits for the store.
+    pub(crate) envoy_deadline: Duration,
 }
 
 impl Default for Bounds {
@@ -135,6 +140,8 @@ impl Default for Bounds {
             client_timeout: Duration::from_secs(30),
             answers: 64 << 20,
             request_ids: 128 << 20,
+            // Envoy's filter waits for 20 ms by default, for everything.
+            envoy_deadline: Duration::from_millis(10),
         }
     }
 }
@@ -221,6 +228,8 @@ pub(crate) enum Audience {
     /// Callers and proxies; operators have a listener of their own.
     Callers,
     Operators,
+    /// Proxies that speak gRPC, which has no routes.
+    Grpc,
 }
 
 /// The service that answers every HTTP request.
@@ -259,6 +268,10 @@ impl Doors {
     /// The check of `Host` comes first, so that no route can be reached by DNS rebinding. Forward auth does not go through the
     /// router: it is called for every request of a whole site, and routing took longer than deciding.
     fn answer(&self, peer: SocketAddr, watch: &ConnectionWatch, mut request: Request<Incoming>) -> Answering {
+        // No page can reach it: browsers speak no gRPC, and its content type needs a CORS preflight, which is not answered.
+        if self.audience == Audience::Grpc {
+            return Answering::Boxed { future: Box::pin(grpc::answer(Arc::clone(&self.app), peer, request)) };
+        }
         if let Err(refusal) = self.hosts.check(request.version(), request.uri(), request.headers()) {
             let trace = new_trace();
             if let Some(left_out) = self.app.refused.sample(self.app.desk.now()) {
@@ -267,7 +280,7 @@ impl Doors {
             return Answering::now(forward_auth::traced(ApiError::from(refusal).into_response(), trace));
         }
         // The body is dropped unread: a proxy asks without one.
-        if request.uri().path() == forward_auth::PATH && self.audience != Audience::Operators {
+        if forward_auth::is_asked_at(request.uri().path()) && self.audience != Audience::Operators {
             return forward_auth::answer(&self.app, peer, request.into_parts().0);
         }
         let method = request.method().clone();
@@ -323,6 +336,7 @@ fn router(app: Arc<App>, audience: Audience) -> Router {
     let elsewhere = match audience {
         Audience::Everyone => "",
         Audience::Callers => "; operators' calls are served by their own listener (--admin)",
+        Audience::Grpc => "",
         Audience::Operators => "; callers' and proxies' calls are served by their own listener (--http)",
     };
     routes::router(audience)

@@ -5,6 +5,7 @@ mod banner;
 mod check;
 mod connection;
 mod connection_watch;
+mod grpc;
 mod http2;
 mod linger;
 mod maintenance;
@@ -29,7 +30,6 @@ use threshold_limiter::store::{AnyStore, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_rustls::TlsAcceptor;
 use tracing::Level;
 
 use crate::Report;
@@ -47,7 +47,7 @@ use crate::signals::sinks::{Reach, SinkSettings, Sinks};
 use crate::source::Source;
 pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
-pub(crate) use connection::Server;
+pub(crate) use connection::{Protocols, Server};
 pub(crate) use connection_watch::ConnectionWatch;
 use store::StoreUrl;
 pub(crate) use tls::Certificates;
@@ -55,9 +55,9 @@ pub(crate) use tokens::{OperatorAccess, Tokens};
 
 /// The most connections to `--admin`. They are apart from those of callers, so that a flood keeps no operator out.
 const OPERATOR_CONNECTIONS: usize = 64;
-/// File descriptors besides those of callers' connections: 64 for operators, and 64 for the journal, files that are reloaded,
-/// standard streams and the runtime's own.
-const OTHER_FILES: u64 = 128;
+/// File descriptors besides those of callers' connections: 64 for operators, 256 for gRPC, and 64 for the journal, files that are
+/// reloaded, standard streams and the runtime's own.
+const OTHER_FILES: u64 = 384;
 
 /// How often, and after which pause, a node that starts tries to read the bans in a shared store: ten seconds in all.
 const BANS_TRIES: usize = 20;
@@ -112,23 +112,18 @@ pub(crate) fn run_with(
     let closed = runtime.block_on(async {
         // Before the journal is opened: a second server on the same address fails here, without waiting for a large
         // file. Clients wait in the backlog meanwhile.
-        let http = args.http.listen(caller_guard(&tokens)).await?;
-        let admin = match &args.admin {
-            Some(admin) => Some(admin.listen(operator_guard(&tokens)).await?),
-            None => None,
-        };
+        let listeners = Listeners::bind(args, &tokens).await?;
         // Installed before anything is printed: a script that waits for the output may send a signal at once.
         let signals = ProcessSignals::new()?;
         let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
         read_bans(&desk).await?;
-        let (sinks, events) = (Sinks::start(sinks.of_server_on(&http.place()))?, events(args, desk.now()));
+        let (sinks, events) = (Sinks::start(sinks.of_server_on(&listeners.http.place()))?, events(args, desk.now()));
         let banner = Banner {
             args,
             source: &source,
             policy: &policy,
             tokens: &tokens,
-            http: &http,
-            admin: admin.as_ref(),
+            listeners: &listeners,
             store,
             tenants: tenants_applied,
             sinks: &sinks,
@@ -143,8 +138,7 @@ pub(crate) fn run_with(
             telemetry.map(|telemetry| telemetry.start(move || app.metrics_text())).transpose()?
         };
         maintenance::start(&app, journal, args.save_counters, damage);
-        let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
-        let servers = servers(&app, (http, admin), hosts, acceptor.as_ref());
+        let servers = servers(&app, listeners, hosts, tls.as_ref().map(|(certificates, _)| certificates))?;
         let watched = Watched { text: source.text, tenants: tenants.map(|tenants| (tenants, written)), keys, tls };
         let reloader = reloader(args, &app, watched);
         started(Arc::clone(&app));
@@ -353,27 +347,50 @@ fn policy_file(args: &ServeArgs, source: &Source) -> PolicyFile {
     }
 }
 
-/// Returns one server for everything, or one for callers and one for operators.
+/// The bound listeners.
+struct Listeners {
+    http: Listener,
+    admin: Option<Listener>,
+    grpc: Option<Listener>,
+}
+
+impl Listeners {
+    async fn bind(args: &ServeArgs, tokens: &Tokens) -> anyhow::Result<Self> {
+        let http = args.http.listen(caller_guard(tokens)).await?;
+        let admin = match &args.admin {
+            Some(admin) => Some(admin.listen(operator_guard(tokens)).await?),
+            None => None,
+        };
+        Ok(Self { http, admin, grpc: grpc::listener(args, tokens).await? })
+    }
+}
+
+/// Returns one server for everything, or one for callers and one for operators, and one for gRPC.
 fn servers(
     app: &Arc<App>,
-    (http, admin): (Listener, Option<Listener>),
+    Listeners { http, admin, grpc }: Listeners,
     hosts: [Hosts; 2],
-    tls: Option<&TlsAcceptor>,
-) -> Vec<Server> {
+    certificates: Option<&Arc<Certificates>>,
+) -> anyhow::Result<Vec<Server>> {
+    let acceptor = |protocols| certificates.map(|certificates| certificates.acceptor(protocols)).transpose();
+    let tls = acceptor(Protocols::Http)?;
     let server = |listener: Listener, hosts, audience, bounds| {
         // A Unix socket does not leave the machine, and its clients have no name to verify.
-        let tls = tls.cloned().filter(|_| matches!(listener, Listener::Tcp(_)));
-        Server { listener, tls, doors: Doors::new(Arc::clone(app), hosts, audience), bounds }
+        let tls = tls.clone().filter(|_| matches!(listener, Listener::Tcp(_)));
+        let (protocols, doors) = (Protocols::Http, Doors::new(Arc::clone(app), hosts, audience));
+        Server { listener, tls, protocols, doors, bounds }
     };
     let [caller_hosts, operator_hosts] = hosts;
-    let Some(admin) = admin else { return vec![server(http, caller_hosts, Audience::Everyone, app.bounds)] };
     let connections = OPERATOR_CONNECTIONS;
     // Operators often share one address, such as that of a bastion host, so they are not limited by peer.
     let bounds = Bounds { connections, connections_per_peer: connections, ..app.bounds };
-    vec![
-        server(http, caller_hosts, Audience::Callers, app.bounds),
-        server(admin, operator_hosts, Audience::Operators, bounds),
-    ]
+    let audience = if admin.is_some() { Audience::Callers } else { Audience::Everyone };
+    let mut servers = vec![server(http, caller_hosts, audience, app.bounds)];
+    servers.extend(admin.map(|admin| server(admin, operator_hosts, Audience::Operators, bounds)));
+    if let Some(grpc) = grpc {
+        servers.push(grpc::server(app, grpc, acceptor(Protocols::Grpc)?));
+    }
+    Ok(servers)
 }
 
 /// Checks the addresses, and binds none of them.
@@ -384,6 +401,7 @@ fn check_addresses(args: &ServeArgs, tokens: &Tokens) -> anyhow::Result<()> {
         anyhow::bail!("TLS is not supported on a Unix socket: leave out --tls-cert and --tls-key");
     }
     args.http.check(caller_guard(tokens))?;
+    args.grpc.as_ref().map_or(Ok(()), |grpc| grpc.check(caller_guard(tokens)))?;
     args.admin.as_ref().map_or(Ok(()), |admin| admin.check(operator_guard(tokens)))
 }
 

@@ -39,6 +39,8 @@ use crate::log::{LogSampler, shown_address};
 
 /// The path that proxies call.
 pub(super) const PATH: &str = "/auth";
+/// What Envoy's external authorization over HTTP puts before the path of its client's request (`path_prefix`).
+const PREFIX: &str = "/auth/";
 /// The proxy's token. `Authorization` is its client's.
 const TOKEN: HeaderName = HeaderName::from_static("x-threshold-token");
 /// The status of a denial, for a proxy that does not pass it on.
@@ -56,6 +58,8 @@ const MAX_HEADER_BODY: usize = 8 << 10;
 /// The state of the door.
 pub(super) struct ForwardAuth {
     gate: ThresholdService<AllowedService>,
+    /// The gate of Envoy, which delays requests itself.
+    envoy_gate: ThresholdService<AllowedService>,
     /// Samples the refused proxies.
     refusals: LogSampler,
     /// The last peer that was taken for a client, and when.
@@ -67,7 +71,14 @@ impl ForwardAuth {
         use tower_layer::Layer as _;
         // The 200 of the service inside is not the application's answer. A rule with `count` would take it for one.
         let layer = desk.layer().decision_only();
-        Self { gate: layer.layer(AllowedService), refusals: LogSampler::default(), untrusted: ArcSwapOption::empty() }
+        let envoy = layer.clone().delay_field(super::ext_authz::DELAY);
+        let (gate, envoy_gate) = (layer.layer(AllowedService), envoy.layer(AllowedService));
+        Self { gate, envoy_gate, refusals: LogSampler::default(), untrusted: ArcSwapOption::empty() }
+    }
+
+    /// Returns the gate of Envoy. The field [`DELAY`](super::ext_authz::DELAY) of its answer says how long to delay a request.
+    pub(super) fn envoy_gate(&self) -> ThresholdService<AllowedService> {
+        self.envoy_gate.clone()
     }
 }
 
@@ -77,15 +88,28 @@ impl fmt::Debug for ForwardAuth {
     }
 }
 
+/// Parses the path and the query of a request as a proxy tells it, and the host of an absolute URI.
+pub(super) fn original_uri(text: &[u8]) -> Result<(Option<&[u8]>, http::Uri), ApiError> {
+    original::uri(text)
+}
+
 /// Whether a request describes another one, as a proxy's does.
 pub(super) fn describes_a_request(headers: &HeaderMap) -> bool {
     original::is_described(headers)
 }
 
-/// Answers a proxy. Every method is accepted: Traefik can be configured to use its client's.
+/// Whether a request with this path is a proxy's.
+pub(super) fn is_asked_at(path: &str) -> bool {
+    path == PATH || path.starts_with(PREFIX)
+}
+
+/// Answers a proxy. Every method is accepted: Traefik can be configured to use its client's, and Envoy always does.
 pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answering {
-    // Read before the URI is replaced by the client's, whose query could contain the same words.
-    let deny = DenialForm::from_query(parts.uri.query());
+    // Read before the URI is replaced by the client's, whose query could contain the same words. Below the prefix it is the client's.
+    let deny = match parts.uri.path() == PATH {
+        true => DenialForm::from_query(parts.uri.query()),
+        false => DenialForm::PassThrough,
+    };
     let token = parts.headers.get(TOKEN);
     // Before anything of the request is parsed, and before its description is believed.
     if !app.tokens.admit_proxy(token) {
@@ -130,7 +154,10 @@ fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: DenialForm) -> 
     let mut question = None;
     // A dual-stack listener sees IPv4 peers as IPv4-mapped addresses, and the policy lists them as IPv4.
     let length = if is_trusted(app, peer.ip().to_canonical()) {
-        let length = original::restore_request(&mut parts)?;
+        let length = match parts.uri.path() == PATH {
+            true => original::restore_request(&mut parts)?,
+            false => original::remove_prefix(&mut parts, PATH)?,
+        };
         // After the request is restored: the digest covers what is decided, and not how the proxy happens to write
         // it.
         question = repeats::question(&app.request_ids, peer.ip().to_canonical(), &parts, length)?;
@@ -347,7 +374,7 @@ fn one_line(text: &[u8]) -> Option<HeaderValue> {
 
 /// The service behind the gate, which answers 200: only allowed requests reach it.
 #[derive(Debug, Clone, Copy)]
-struct AllowedService;
+pub(super) struct AllowedService;
 
 impl Service<http::Request<RequestBody<DeclaredBody>>> for AllowedService {
     type Response = http::Response<Empty<Bytes>>;
@@ -365,7 +392,7 @@ impl Service<http::Request<RequestBody<DeclaredBody>>> for AllowedService {
 
 /// An empty body that declares the length of the client's body, which the proxy keeps.
 #[derive(Debug, Clone, Copy)]
-struct DeclaredBody(u64);
+pub(super) struct DeclaredBody(pub(super) u64);
 
 impl http_body::Body for DeclaredBody {
     type Data = Bytes;

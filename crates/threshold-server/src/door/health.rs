@@ -142,6 +142,11 @@ impl Health {
         problems.filter_map(ArcSwapOption::load_full).collect()
     }
 
+    /// Returns whether the server is draining.
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
     /// Marks the server as draining: it accepts no more connections.
     pub(crate) fn set_draining(&self) {
         self.draining.send_replace(true);
@@ -214,7 +219,7 @@ async fn alive() -> Response {
 /// A degraded server answers 200: it decides by the last good policy, and to take it out of service would not help.
 async fn ready(State(app): State<Arc<App>>, viewer: Viewer) -> Response {
     // Before the problems: a load balancer must stop sending requests, whatever else is wrong.
-    if *app.health.draining.borrow() {
+    if app.health.is_draining() {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
     // All of them are shown. One may hide the cause of another, as a full disk does.

@@ -59,6 +59,7 @@ fn of(audience: Audience) -> impl Iterator<Item = Route> {
     };
     all().filter(move |route| match audience {
         Audience::Everyone => true,
+        Audience::Grpc => false,
         Audience::Callers => !is_in(Box::new(operators()), route),
         Audience::Operators => {
             let is_shared = matches!(route.path, "/openapi.json" | "/v1/explain" | "/v1/usage");

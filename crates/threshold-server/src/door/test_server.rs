@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{App, Audience, Bounds, Doors, Hosts};
 use crate::desk::Desk;
-use crate::serve::{Address, Guard, Listener, Server, Tokens};
+use crate::serve::{Address, Guard, Listener, Protocols, Server, Tokens};
 
 #[expect(dead_code, reason = "the tests of the program use all of it")]
 #[path = "../../tests/serve/client.rs"]
@@ -30,6 +30,8 @@ mod key_value;
 )]
 #[path = "../../../threshold-limiter/tests/redis/process.rs"]
 mod redis_process;
+#[path = "../../../threshold-core/tests/support/vectors.rs"]
+pub(super) mod vectors;
 pub(super) use client::Client;
 pub(crate) use key_value::KeyValueStore;
 pub(super) use redis_process::LADDERS_IN_SEVERAL_PARTITIONS;
@@ -182,9 +184,23 @@ impl TestServer {
         let server = Server {
             listener,
             tls,
+            protocols: Protocols::Http,
             doors: Doors::new(self.app(), Hosts::Any, Audience::Everyone),
             bounds: self.bounds,
         };
+        let (stop, stopped) = watch::channel(false);
+        self.runtime.spawn(server.serve(stopped, Duration::ZERO));
+        (stop, at)
+    }
+
+    /// Serves the gRPC door, until the returned sender is dropped.
+    pub(super) fn serve_grpc(&self) -> (watch::Sender<bool>, SocketAddr) {
+        let address: Address = "127.0.0.1:0".parse().unwrap();
+        let listener = self.runtime.block_on(address.listen(Guard::Missing("THRESHOLD_TOKEN"))).unwrap();
+        let Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
+        let at = tcp.local_addr().unwrap();
+        let doors = Doors::new(self.app(), Hosts::Any, Audience::Grpc);
+        let server = Server { listener, tls: None, protocols: Protocols::Grpc, doors, bounds: self.bounds };
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(server.serve(stopped, Duration::ZERO));
         (stop, at)
@@ -216,8 +232,13 @@ impl TestServer {
         let address = tcp.local_addr().unwrap();
         // As a server without tokens, so that every test also passes the check of `Host`.
         let hosts = Hosts::Own([].into());
-        let server =
-            Server { listener, tls: None, doors: Doors::new(Arc::clone(&app), hosts, Audience::Everyone), bounds };
+        let server = Server {
+            listener,
+            tls: None,
+            protocols: Protocols::Http,
+            doors: Doors::new(Arc::clone(&app), hosts, Audience::Everyone),
+            bounds,
+        };
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(server.serve(stopped, Duration::ZERO));
         RunningServer { app, address, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }

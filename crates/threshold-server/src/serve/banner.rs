@@ -2,7 +2,7 @@
 
 use threshold_core::policy::{AlertOn, Policy};
 
-use super::{Listener, StoreUrl, Tokens, policy_support};
+use super::{Listeners, StoreUrl, Tokens, policy_support};
 use crate::cli::{LogForm, ServeArgs};
 use crate::signals::sinks::{Lines, Sinks};
 use crate::source::Source;
@@ -13,8 +13,7 @@ pub(super) struct Banner<'a> {
     pub(super) source: &'a Source,
     pub(super) policy: &'a Policy,
     pub(super) tokens: &'a Tokens,
-    pub(super) http: &'a Listener,
-    pub(super) admin: Option<&'a Listener>,
+    pub(super) listeners: &'a Listeners,
     pub(super) store: StoreUrl,
     /// The number of tenants with limits of their own from `--tenants`.
     pub(super) tenants: Option<usize>,
@@ -26,10 +25,12 @@ impl Banner<'_> {
     /// reads the output of the process as JSON can parse all of it. With `--events-to stdout` the banner goes to standard error.
     pub(super) fn announce(&self) -> anyhow::Result<()> {
         let scheme = if self.args.tls_cert.is_some() { "https" } else { "http" };
-        let http = self.http.url(scheme)?;
-        let admin = self.admin.map(|admin| admin.url(scheme)).transpose()?;
+        let Listeners { http, admin, grpc } = self.listeners;
+        let http = http.url(scheme)?;
+        let [admin, grpc] = [admin, grpc].map(|other| other.as_ref().map(|other| other.url(scheme)).transpose());
+        let (admin, grpc) = (admin?, grpc?);
         if self.args.log == LogForm::Text {
-            let text = self.text(&http, admin.as_deref());
+            let text = self.text(&http, admin.as_deref(), grpc.as_deref());
             if self.args.events_to.contains(&Lines::Stdout) {
                 crate::print_to_stderr(&text);
             } else {
@@ -41,6 +42,7 @@ impl Banner<'_> {
             build = crate::BUILD,
             http,
             admin,
+            grpc,
             policy = self.source.name,
             rules = self.policy.rules().len(),
             tenants = self.tenants,
@@ -58,8 +60,9 @@ impl Banner<'_> {
         Ok(())
     }
 
-    fn text(&self, http: &str, admin: Option<&str>) -> String {
+    fn text(&self, http: &str, admin: Option<&str>, grpc: Option<&str>) -> String {
         let admin = admin.map(|admin| format!("  admin   {admin}\n")).unwrap_or_default();
+        let grpc = grpc.map(|grpc| format!("  grpc    {grpc}\n")).unwrap_or_default();
         let rules = self.policy.rules().len();
         let plural = if rules == 1 { "" } else { "s" };
         let tenants = self.args.tenants.as_ref().zip(self.tenants);
@@ -71,7 +74,7 @@ impl Banner<'_> {
             StoreUrl::Redis(_) => String::new(),
         };
         format!(
-            "threshold {}\n  http    {http}\n{admin}  policy  {}, {rules} rule{plural}\n{tenants}  store   {}{keys}{exactness}\n  \
+            "threshold {}\n  http    {http}\n{admin}{grpc}  policy  {}, {rules} rule{plural}\n{tenants}  store   {}{keys}{exactness}\n  \
              journal {}\n  events  {}\n  alerts  {}\n  tokens  {}\n",
             crate::BUILD,
             self.source.name,

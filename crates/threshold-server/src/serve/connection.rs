@@ -40,14 +40,24 @@ const UNIX_SOCKET_PEER: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::
 pub(crate) struct Server {
     pub(crate) listener: Listener,
     pub(crate) tls: Option<TlsAcceptor>,
+    pub(crate) protocols: Protocols,
     pub(crate) doors: Doors,
     pub(crate) bounds: Bounds,
+}
+
+/// The protocols of a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocols {
+    /// HTTP/1.1, and HTTP/2 for clients that begin with it or choose it in their TLS handshake.
+    Http,
+    /// HTTP/2 only.
+    Grpc,
 }
 
 impl Server {
     /// Serves until `stop` is set, then waits at most `drain` for requests in progress. Returns whether all of them ended.
     pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>, drain: Duration) -> bool {
-        let Self { listener, tls, doors, bounds } = self;
+        let Self { listener, tls, protocols, doors, bounds } = self;
         let permits = Arc::new(Semaphore::new(bounds.connections));
         let peers = PeerConnections::new(bounds.connections_per_peer);
         let graceful = GracefulShutdown::new();
@@ -73,6 +83,7 @@ impl Server {
                 // in it.
                 watcher: graceful.watcher(),
                 client_timeout: bounds.client_timeout,
+                protocols,
                 stop: stop.clone(),
                 requests: Arc::clone(&requests),
             };
@@ -188,6 +199,7 @@ struct Connection {
     permit: OwnedSemaphorePermit,
     watcher: Watcher,
     client_timeout: Duration,
+    protocols: Protocols,
     stop: watch::Receiver<bool>,
     requests: Arc<RequestsInProgress>,
 }
@@ -203,7 +215,7 @@ impl Connection {
         match tokio::time::timeout(self.client_timeout, tls.accept(stream)).await {
             // Boxed: a TLS session is some kilobytes, which connections without TLS would take up too.
             Ok(Ok(stream)) => {
-                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2") || self.protocols == Protocols::Grpc;
                 match is_http2 {
                     true => self.serve_http2(Box::new(stream), service).await,
                     false => self.serve_http1(Box::new(stream), service).await,
@@ -217,6 +229,9 @@ impl Connection {
 
     /// Serves a connection without TLS, whose protocol its first bytes tell.
     async fn serve_plain(mut self, stream: impl Stream, service: ConnectionService) {
+        if self.protocols == Protocols::Grpc {
+            return self.serve_http2(stream, service).await;
+        }
         let detected = tokio::select! {
             // In this order: a request that has arrived is served.
             biased;

@@ -16,6 +16,7 @@ use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use x509_parser::parse_x509_certificate;
 
+use super::connection::Protocols;
 use crate::door::{Health, Problem};
 use crate::source::read_bytes;
 
@@ -54,13 +55,16 @@ impl Certificates {
     }
 
     /// Returns an acceptor that uses the certificate in force at each handshake.
-    pub(super) fn acceptor(self: &Arc<Self>) -> anyhow::Result<TlsAcceptor> {
+    pub(super) fn acceptor(self: &Arc<Self>, protocols: Protocols) -> anyhow::Result<TlsAcceptor> {
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(self) as _);
         // In the order of preference.
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.alpn_protocols = match protocols {
+            Protocols::Http => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            Protocols::Grpc => vec![b"h2".to_vec()],
+        };
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 

@@ -22,6 +22,9 @@ use console::Shown;
 /// Where the pages' servers listen.
 const ADDRESS: &str = "127.0.0.1:8080";
 
+/// Where they answer Envoy.
+const GRPC_ADDRESS: &str = "127.0.0.1:8081";
+
 /// The command that takes the place of `threshold` in a clone.
 const FROM_A_CLONE: &str = "cargo run --release -- ";
 
@@ -52,7 +55,7 @@ struct Server {
 impl Server {
     /// Starts it, and returns what it printed, with the page's address in place of its own.
     fn start(command: &str, folder: &Path) -> (Self, Vec<String>) {
-        let command = format!("exec {command} --http 127.0.0.1:0");
+        let command = format!("exec {command} --http 127.0.0.1:0 --grpc 127.0.0.1:0");
         let mut child = shell(&command, folder).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         let mut printed: Vec<String> = Vec::new();
@@ -63,9 +66,13 @@ impl Server {
                 break;
             }
         }
-        let address = printed.iter().find_map(|line| line.trim().strip_prefix("http ")?.split("//").nth(1));
-        let address = address.expect("it says where it listens").to_owned();
-        let printed = printed.iter().map(|line| line.replace(&address, ADDRESS)).collect();
+        let listener = |name: &str| {
+            let address = printed.iter().find_map(|line| line.trim().strip_prefix(name)?.split("//").nth(1));
+            address.expect("it says where it listens").to_owned()
+        };
+        let (address, grpc) = (listener("http "), listener("grpc "));
+        let shown = |line: &String| line.replace(&address, ADDRESS).replace(&grpc, GRPC_ADDRESS);
+        let printed = printed.iter().map(shown).collect();
         (Self { child, address }, printed)
     }
 }

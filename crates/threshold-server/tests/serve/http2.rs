@@ -1,8 +1,8 @@
 //! Tests HTTP/2 on the HTTP door: by prior knowledge, over TLS, and with clients that misbehave.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 
@@ -263,4 +263,44 @@ fn a_server_that_stops_tells_its_clients_and_finishes_their_requests() {
     drop(busy);
     let (status, log) = server.wait();
     assert!(status.success() && log.contains("stopped") && !log.contains("in progress"), "{log}");
+}
+
+/// Woken by: any protocol but HTTP/2 on `--grpc`.
+#[test]
+fn a_listener_for_grpc_speaks_nothing_else() {
+    let (server, _policy) = start(&["--grpc", "127.0.0.1:0"]);
+    let line = server.wait_for_log("listening");
+    let at = line.split_once("grpc=").and_then(|(_, rest)| rest.split_once("http://")).unwrap().1;
+    let mut stream = TcpStream::connect(at.split(['"', ' ']).next().unwrap()).unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP/1.1"));
+}
+
+/// Woken by: an error where the default address is in use, or none where an address is that was asked for.
+#[test]
+fn an_address_that_was_asked_for_must_be_free() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let refused = Start { args: &["--grpc", &address], ..Start::default() }.command().output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("cannot listen on"));
+    // In use by this test, or by another program.
+    let _default = std::net::TcpListener::bind("127.0.0.1:8081");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_threshold"))
+        .args(["serve", "--no-db", "--http", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    let banner: Vec<String> = out.lines().map_while(Result::ok).take_while(|line| !line.contains("tokens")).collect();
+    let _ = child.kill();
+    let mut log = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let _ = child.wait();
+    assert!(log.contains("no gRPC") && banner.iter().all(|line| !line.contains("grpc")), "{log} {banner:?}");
+    let open = Start { args: &["--grpc", "0.0.0.0:0"], ..Start::default() }.command().output().unwrap();
+    assert!(String::from_utf8(open.stderr).unwrap().contains("THRESHOLD_TOKEN is not set"));
 }

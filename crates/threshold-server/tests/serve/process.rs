@@ -73,6 +73,10 @@ impl Start<'_> {
         if !self.args.contains(&"--http") {
             command.args(["--http", "127.0.0.1:0"]);
         }
+        // Its default address is one for all servers of a machine.
+        if !self.args.contains(&"--grpc") {
+            command.arg("--no-grpc");
+        }
         if !self.args.contains(&"--db") {
             command.arg("--no-db");
         }

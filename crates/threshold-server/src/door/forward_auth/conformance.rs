@@ -7,10 +7,7 @@ use threshold_core::Timestamp;
 use threshold_core::address::parse_address;
 use threshold_core::case::ClientDoor;
 
-use crate::door::test_server::TestServer;
-
-#[path = "../../../../threshold-core/tests/support/vectors.rs"]
-mod vectors;
+use crate::door::test_server::{TestServer, vectors};
 
 /// The `[identity]` by which this door finds the facts of the vectors.
 const IDENTITY: &str = "trusted_proxies = ['127.0.0.1/32']\nclient_ip = 'x-forwarded-for'\n\

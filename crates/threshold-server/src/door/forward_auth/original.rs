@@ -57,6 +57,21 @@ pub(super) fn restore_request(parts: &mut Parts) -> Result<u64, ApiError> {
     Ok(length)
 }
 
+/// Removes what a proxy has put before the path of its client's request, which is the same otherwise. Returns the length of the
+/// client's body: such a proxy does not tell it.
+pub(super) fn remove_prefix(parts: &mut Parts, prefix: &str) -> Result<u64, ApiError> {
+    // The name that the request is for stands in the target of HTTP/2.
+    if let (None, Some(authority)) = (parts.headers.get(HOST), parts.uri.authority()) {
+        let host =
+            HeaderValue::try_from(authority.as_str()).map_err(|_| ApiError::bad("host", "this is not a host"))?;
+        parts.headers.insert(HOST, host);
+    }
+    let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
+    let (_, uri) = uri(target.strip_prefix(prefix).unwrap_or(target).as_bytes())?;
+    parts.uri = uri;
+    Ok(0)
+}
+
 impl HeaderNames {
     const fn new(original: &'static str, forwarded: &'static str) -> Self {
         Self { original: HeaderName::from_static(original), forwarded: HeaderName::from_static(forwarded) }
@@ -114,7 +129,7 @@ fn spell_bytes(host: &[u8]) -> Option<String> {
 
 /// Parses a path and a query. A client may also send an absolute URI; its host is returned, to be compared with the one that
 /// the proxy sends.
-fn uri(text: &[u8]) -> Result<(Option<&[u8]>, Uri), ApiError> {
+pub(super) fn uri(text: &[u8]) -> Result<(Option<&[u8]>, Uri), ApiError> {
     let (host, path) = match text.first() {
         // An asterisk is the target of `OPTIONS *`.
         Some(b'/' | b'*') => (None, text),
@@ -188,6 +203,24 @@ mod tests {
             asked(&[("X-Original-Method", "PUT"), ("X-Original-URI", "/"), ("X-Original-Content-Length", "812")])
                 .unwrap();
         assert_eq!((parts.headers.get(HOST), length), (None, 812));
+    }
+
+    /// Woken by: leaving out the prefix or the host of the target.
+    #[test]
+    fn a_prefix_is_removed_from_the_path_and_nothing_else_is_changed() {
+        let restored = |target: &str, host: Option<&str>| {
+            let request = http::Request::put(target);
+            let request = host.into_iter().fold(request, |request, host| request.header(HOST, host));
+            let (mut parts, ()) = request.header("X-Original-URI", "/forged").body(()).unwrap().into_parts();
+            remove_prefix(&mut parts, "/auth").unwrap();
+            let host = parts.headers.get(HOST).map(|host| host.to_str().unwrap().to_owned());
+            (parts.method.to_string(), parts.uri.to_string(), host)
+        };
+        let own = |uri: &str| ("PUT".to_owned(), uri.to_owned(), Some("a.example".to_owned()));
+        assert_eq!(restored("/auth/a/b?deny=403", Some("a.example")), own("/a/b?deny=403"));
+        assert_eq!(restored("/auth/auth/x", Some("a.example")), own("/auth/x"));
+        assert_eq!(restored("/auth//evil.example/x", Some("a.example")), own("//evil.example/x"));
+        assert_eq!(restored("http://a.example/auth/", None), own("/"));
     }
 
     #[test]

@@ -1,0 +1,103 @@
+//! The gRPC door: Envoy's rate limit service and external authorization, and gRPC's health checks.
+
+#[cfg(test)]
+mod conformance;
+#[cfg(test)]
+mod fuzz;
+pub(crate) mod proto;
+mod wire;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::response::{IntoResponse as _, Response};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, Method, Request, StatusCode};
+use hyper::body::Incoming;
+use prost::Message;
+
+use super::{ApiError, App, envoy, ext_authz};
+use proto::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
+pub(super) use wire::{GrpcCode, GrpcError};
+
+/// The largest message: a request with the largest headers that Envoy accepts, 60 KiB by default, several times over.
+const MAX_MESSAGE: usize = 256 << 10;
+
+const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const AUTHORIZATION_CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
+const HEALTH: &str = "/grpc.health.v1.Health/Check";
+/// The services whose health can be asked for; an empty name is the whole server.
+const SERVICES: [&str; 3] = ["", "envoy.service.ratelimit.v3.RateLimitService", "envoy.service.auth.v3.Authorization"];
+
+/// Answers one call.
+pub(super) async fn answer(app: Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> Response {
+    if let Err(error) = check_protocol(&request) {
+        return error.into_response();
+    }
+    // One time for the whole call: a client that sends a byte at a time (slowloris) cannot extend it.
+    match tokio::time::timeout(app.bounds.client_timeout, call(&app, peer, request)).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => error.into_response(),
+        Err(_) => GrpcError::new(GrpcCode::DeadlineExceeded, "the call took too long").into_response(),
+    }
+}
+
+async fn call(app: &Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> Result<Response, GrpcError> {
+    let (parts, body) = request.into_parts();
+    match parts.uri.path() {
+        RATE_LIMIT => {
+            authorize(app, peer, &parts.headers).await?;
+            let asked = wire::read(body, MAX_MESSAGE).await?;
+            answered(&envoy::should_rate_limit(app, &parts.headers, &asked).await?)
+        }
+        AUTHORIZATION_CHECK => {
+            authorize(app, peer, &parts.headers).await?;
+            let asked = wire::read(body, MAX_MESSAGE).await?;
+            answered(&ext_authz::check(app, peer, asked).await?)
+        }
+        // Health checks need no token, as over HTTP.
+        HEALTH => answered(&health(app, &wire::read(body, MAX_MESSAGE).await?)?),
+        _ => Err(GrpcError::new(GrpcCode::Unimplemented, "this server has no such method")),
+    }
+}
+
+fn answered(message: &impl Message) -> Result<Response, GrpcError> {
+    Ok(wire::response(message))
+}
+
+/// Refuses what is no gRPC. A client that expects HTTP gets an HTTP error.
+fn check_protocol<B>(request: &Request<B>) -> Result<(), ApiError> {
+    let kind = request.headers().get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    if !kind.starts_with(b"application/grpc") || kind.starts_with(b"application/grpc-web") {
+        let message = "this listener speaks gRPC: send Content-Type: application/grpc, or HTTP requests to --http";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
+    }
+    if request.method() != Method::POST {
+        let message = "a gRPC call is a POST";
+        return Err(ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
+    }
+    Ok(())
+}
+
+/// Checks the token of a caller, before anything of its message is read.
+async fn authorize(app: &App, peer: SocketAddr, headers: &HeaderMap) -> Result<(), GrpcError> {
+    let authorization = headers.get(AUTHORIZATION);
+    if app.tokens.admit_caller(authorization) {
+        return Ok(());
+    }
+    // A token that is valid elsewhere is not a guess, and neither is a missing one.
+    if authorization.is_some_and(|shown| !app.tokens.is_any_known(shown)) {
+        let counted = app.token_guesses.count_for_callers(Some(peer.ip()), app).await;
+        counted.map_err(|_| GrpcError::new(GrpcCode::ResourceExhausted, "too many wrong tokens"))?;
+    }
+    let message = "send the metadata authorization: Bearer with a token of this server";
+    Err(GrpcError::new(GrpcCode::Unauthenticated, message))
+}
+
+fn health(app: &App, asked: &HealthCheckRequest) -> Result<HealthCheckResponse, GrpcError> {
+    if !SERVICES.contains(&asked.service.as_str()) {
+        return Err(GrpcError::new(GrpcCode::NotFound, "unknown service"));
+    }
+    let status = if app.health.is_draining() { ServingStatus::NotServing } else { ServingStatus::Serving };
+    Ok(HealthCheckResponse { status: status.into() })
+}

@@ -1,0 +1,128 @@
+//! gRPC over HTTP/2: one message in, one message or an error out.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::future::ready;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use http_body_util::{BodyExt as _, Full};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use prost::Message;
+
+/// The bytes before a message: a flag that says whether it is compressed, and its length.
+const PREFIX: usize = 5;
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+/// What has to be encoded in a status message, besides what is not ASCII.
+const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// The codes of gRPC that this server answers with, besides 0 for success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum GrpcCode {
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    ResourceExhausted = 8,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+/// An error of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GrpcError {
+    pub(crate) code: GrpcCode,
+    pub(crate) message: Cow<'static, str>,
+}
+
+impl GrpcError {
+    pub(crate) fn new(code: GrpcCode, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(GrpcCode::InvalidArgument, message)
+    }
+
+    /// Makes the response, which has its trailers in its head.
+    pub(super) fn into_response(self) -> Response {
+        let mut response = Response::new(Body::empty());
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, GRPC);
+        headers.insert(STATUS, HeaderValue::from(self.code as u16));
+        let message = utf8_percent_encode(&self.message, ENCODED).to_string();
+        if let Ok(message) = HeaderValue::try_from(message) {
+            headers.insert(MESSAGE, message);
+        }
+        response
+    }
+}
+
+/// Reads the one message of a call, of at most `max` bytes.
+pub(super) async fn read<B, M>(mut body: B, max: usize) -> Result<M, GrpcError>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    M: Message + Default,
+{
+    let mut first = Bytes::new();
+    let mut joined = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let early = |_| GrpcError::new(GrpcCode::Internal, "the message ended too early");
+        let Ok(data) = frame.map_err(early)?.into_data() else { continue };
+        // `joined` contains `first`, so the larger of the two is the sum so far.
+        if first.len().max(joined.len()).saturating_add(data.len()) > max.saturating_add(PREFIX) {
+            let message = format!("a message has at most {max} bytes");
+            return Err(GrpcError::new(GrpcCode::ResourceExhausted, message));
+        }
+        // Most messages arrive in one frame, and are not copied.
+        if first.is_empty() {
+            first = data;
+            continue;
+        }
+        if joined.is_empty() {
+            joined.extend_from_slice(&first);
+        }
+        joined.extend_from_slice(&data);
+    }
+    decode(if joined.is_empty() { first } else { joined.freeze() })
+}
+
+/// Decodes a message with its prefix.
+pub(super) fn decode<M: Message + Default>(mut framed: Bytes) -> Result<M, GrpcError> {
+    let prefix = framed.first_chunk::<PREFIX>().copied();
+    let [compressed, length @ ..] = prefix.ok_or_else(|| GrpcError::invalid("a call has one message"))?;
+    if compressed != 0 {
+        return Err(GrpcError::new(GrpcCode::Unimplemented, "send the message uncompressed"));
+    }
+    let message = framed.split_off(PREFIX);
+    if usize::try_from(u32::from_be_bytes(length)) != Ok(message.len()) {
+        return Err(GrpcError::invalid("a call has one message, of the length that its prefix says"));
+    }
+    // What prost says of it names fields, and no values.
+    M::decode(message).map_err(|error| GrpcError::invalid(format!("the message cannot be decoded: {error}")))
+}
+
+/// Makes the response with a message.
+pub(super) fn response(message: &impl Message) -> Response {
+    let length = message.encoded_len();
+    let mut framed = BytesMut::with_capacity(length.saturating_add(PREFIX));
+    framed.extend_from_slice(&[0]);
+    // A response is some kilobytes.
+    framed.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
+    if message.encode(&mut framed).is_err() {
+        return GrpcError::new(GrpcCode::Internal, "the answer cannot be encoded").into_response();
+    }
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(STATUS, HeaderValue::from_static("0"));
+    let body = Full::new(framed.freeze()).with_trailers(ready(Some(Ok::<_, Infallible>(trailers))));
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+    response
+}

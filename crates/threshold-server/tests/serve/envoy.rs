@@ -1,0 +1,387 @@
+//! Tests the gRPC door: Envoy's rate limit service and external authorization.
+
+use std::net::SocketAddr;
+
+use super::grpc_client::{AUTHORIZATION_CHECK, Failed, GrpcClient, HEALTH, RATE_LIMIT};
+use super::process::{Scratch, Server, Start};
+use super::proto::{
+    Address, AttributeContext, AttributeRequest, CheckRequest, CheckResponse, Code, Entry, HealthCheckRequest,
+    HealthCheckResponse, HttpRequest, HttpResponse, Peer, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
+    RateLimitResponse, ServingStatus, SocketAddress, Unit,
+};
+
+const POLICY: &str = r#"
+[identity]
+trusted_proxies = ["10.0.0.0/8"]
+client_ip = "x-forwarded-for"
+
+[envoy.descriptors]
+"x-user" = "user"
+":path" = "path"
+
+[envoy.domains.done]
+verb = "record"
+
+[envoy.domains.own]
+override = true
+
+[lists]
+deny = ["203.0.113.0/24"]
+
+[[rule]]
+name = "address"
+per = ["ip"]
+limit = "5/min"
+algorithm = "sliding-log"
+
+[[rule]]
+name = "user"
+per = ["user"]
+limit = "3/h"
+algorithm = "sliding-log"
+on_missing = "skip"
+
+[[rule]]
+name = "key"
+match = { fact.generic_key = "*" }
+per = ["fact:generic_key"]
+limit = "7/90s"
+algorithm = "sliding-log"
+disclosure = "minimal"
+"#;
+
+/// A server with a gRPC listener, and a client of it.
+struct Envoy {
+    server: Server,
+    client: GrpcClient,
+    _policy: Scratch,
+}
+
+impl Envoy {
+    fn start(policy: &str) -> Self {
+        Self::start_with(policy, &[])
+    }
+
+    fn start_with(policy: &str, variables: &[(&str, &str)]) -> Self {
+        let policy = Scratch::file("policy.toml", policy);
+        let args = &["--grpc", "127.0.0.1:0"];
+        let server = Start { args, policy: Some(policy.path()), variables, ..Start::default() }.server();
+        let client = GrpcClient::connect(grpc_address(&server));
+        Self { server, client, _policy: policy }
+    }
+
+    /// Asks with these descriptors, in the domain `edge`.
+    fn ask(&mut self, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
+        self.ask_in("edge", descriptors).unwrap()
+    }
+
+    fn ask_in(&mut self, domain: &str, descriptors: Vec<RateLimitDescriptor>) -> Result<RateLimitResponse, Failed> {
+        self.client.call(RATE_LIMIT, &RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 })
+    }
+
+    /// Asks for external authorization.
+    fn check(&mut self, source: &str, http: HttpRequest) -> CheckResponse {
+        let address = SocketAddress { address: source.to_owned(), port_value: 4711 };
+        let source = Some(Peer { address: Some(Address { socket_address: Some(address) }) });
+        let request = Some(AttributeRequest { http: Some(http) });
+        let attributes = Some(AttributeContext { source, request });
+        self.client.call(AUTHORIZATION_CHECK, &CheckRequest { attributes }).unwrap()
+    }
+}
+
+/// Reads the address of the gRPC listener in the log.
+fn grpc_address(server: &Server) -> SocketAddr {
+    let line = server.wait_for_log("listening");
+    let at = line.split_once("grpc=").and_then(|(_, rest)| rest.split_once("http://")).unwrap().1;
+    at.split(['"', ' ']).next().unwrap().parse().unwrap_or_else(|error| panic!("{error} in {line}"))
+}
+
+fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+    RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
+}
+
+fn costing(hits: u64, entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    RateLimitDescriptor { hits_addend: Some(hits), ..descriptor(entries) }
+}
+
+/// Returns the overall code, and code and remainder of each status.
+fn codes(response: &RateLimitResponse) -> (Code, Vec<(Code, u32)>) {
+    let statuses = response.statuses.iter().map(|status| (status.code(), status.limit_remaining));
+    (response.overall_code(), statuses.collect())
+}
+
+fn header<'r>(response: &'r RateLimitResponse, name: &str) -> Option<&'r str> {
+    response.response_headers_to_add.iter().find(|header| header.key == name).map(|header| header.value.as_str())
+}
+
+/// Woken by: a charge for each descriptor on its own, statuses of another order, `Code::Unknown`, leaving out `response_headers_to_add` or
+/// `raw_body`.
+#[test]
+fn all_descriptors_are_charged_or_none_and_each_has_its_status() {
+    let mut envoy = Envoy::start(POLICY);
+    let both = || vec![descriptor(&[("remote_address", "192.0.2.1")]), descriptor(&[("x-user", "u1")])];
+    for left in (0..3).rev() {
+        let answer = envoy.ask(both());
+        assert_eq!(codes(&answer), (Code::Ok, vec![(Code::Ok, left + 2), (Code::Ok, left)]));
+        assert_eq!(header(&answer, "x-ratelimit-remaining"), Some(left.to_string().as_str()));
+        assert!(answer.raw_body.is_empty() && header(&answer, "retry-after").is_none());
+    }
+    for _ in 0..2 {
+        let answer = envoy.ask(both());
+        // The address was not charged.
+        assert_eq!(codes(&answer), (Code::OverLimit, vec![(Code::Ok, 2), (Code::OverLimit, 0)]));
+        assert!(header(&answer, "retry-after").is_some());
+        assert_eq!(header(&answer, "content-type"), Some("application/json"));
+        let body: serde_json::Value = serde_json::from_slice(&answer.raw_body).unwrap();
+        assert_eq!((&body["rule"], &body["limit"]), (&"user".into(), &3.into()));
+        let limit = answer.statuses[1].current_limit.as_ref().unwrap();
+        assert_eq!((limit.requests_per_unit, limit.unit(), limit.name.as_str()), (3, Unit::Hour, "user"));
+        let reset = answer.statuses[1].duration_until_reset.unwrap();
+        assert!((3500..=3600).contains(&reset.seconds), "{reset:?}");
+    }
+}
+
+/// Woken by: leaving out `merge_charges`, or the number of hits of a descriptor.
+#[test]
+fn a_key_met_twice_is_charged_once_with_the_sum_and_hits_of_zero_only_look() {
+    let mut envoy = Envoy::start(POLICY);
+    let address = [("remote_address", "192.0.2.1")];
+    let answer = envoy.ask(vec![costing(2, &address), costing(1, &address)]);
+    assert_eq!(codes(&answer), (Code::Ok, vec![(Code::Ok, 2), (Code::Ok, 2)]));
+    for _ in 0..3 {
+        assert_eq!(codes(&envoy.ask(vec![costing(0, &address)])), (Code::Ok, vec![(Code::Ok, 2)]));
+    }
+    // Each would fit alone.
+    let answer = envoy.ask(vec![costing(2, &address), costing(1, &address)]);
+    assert_eq!(codes(&answer).0, Code::OverLimit);
+    assert_eq!(codes(&envoy.ask(vec![costing(2, &address)])), (Code::Ok, vec![(Code::Ok, 0)]));
+    // Nothing is left to look at.
+    assert_eq!(codes(&envoy.ask(vec![costing(0, &address)])), (Code::Ok, vec![(Code::Ok, 0)]));
+}
+
+/// Woken by: an error in place of OVER_LIMIT, and charging the other descriptors.
+#[test]
+fn a_cost_that_never_fits_is_over_the_limit_of_its_descriptor() {
+    let mut envoy = Envoy::start(POLICY);
+    let (address, user) = ([("remote_address", "192.0.2.1")], [("x-user", "u1")]);
+    for _ in 0..2 {
+        let answer = envoy.ask(vec![descriptor(&address), costing(4, &user)]);
+        assert_eq!(codes(&answer), (Code::OverLimit, vec![(Code::Ok, 4), (Code::OverLimit, 0)]));
+        assert!(header(&answer, "retry-after").is_none(), "it never fits");
+    }
+    // A peek tells what a check would leave: nothing was charged.
+    assert_eq!(codes(&envoy.ask(vec![descriptor(&address)])), (Code::Ok, vec![(Code::Ok, 4)]));
+    let answer = envoy.ask(vec![costing(u64::MAX, &address), costing(u64::MAX, &address)]);
+    assert_eq!(codes(&answer).0, Code::OverLimit);
+}
+
+/// Woken by: `skips_missing: true` for descriptors that are not complete, or `false` for those that are.
+#[test]
+fn a_descriptor_is_limited_by_what_it_tells_and_not_by_what_it_does_not() {
+    let mut envoy = Envoy::start(POLICY);
+    // The rules by address and by user are not about it. What no rule is about is not limited.
+    for _ in 0..9 {
+        assert_eq!(codes(&envoy.ask(vec![descriptor(&[("other", "o")])])), (Code::Ok, vec![(Code::Ok, 0)]));
+    }
+    // An empty user is a client's doing.
+    for empty in [descriptor(&[("x-user", "")]), descriptor(&[("remote_address", "no address")])] {
+        assert_eq!(codes(&envoy.ask(vec![empty])), (Code::OverLimit, vec![(Code::OverLimit, 0)]));
+    }
+    // It discloses no figures, and its period has no name in Envoy's protocol.
+    let answer = envoy.ask(vec![descriptor(&[("generic_key", "k")])]);
+    assert_eq!((codes(&answer), answer.statuses[0].current_limit.is_none()), ((Code::Ok, vec![(Code::Ok, 0)]), true));
+    assert!(header(&answer, "x-ratelimit-limit").is_none());
+}
+
+/// Woken by: leaving out each of the checks.
+#[test]
+fn what_cannot_be_decided_is_an_error_that_says_what_and_where() {
+    let mut envoy = Envoy::start(POLICY);
+    let mut refused = |domain: &str, descriptors: Vec<RateLimitDescriptor>, expect: &str| {
+        let (code, message) = envoy.ask_in(domain, descriptors).unwrap_err();
+        assert_eq!(code, 3);
+        assert!(message.contains(expect), "{message}");
+    };
+    let address = || descriptor(&[("remote_address", "192.0.2.1")]);
+    refused("", vec![address()], "domain");
+    refused("edge", vec![], "at least one");
+    refused("edge", vec![address(), descriptor(&[])], "descriptors[1]");
+    refused("edge", vec![descriptor(&[("a", "b"), ("", "c")])], "descriptors[0].entries[1]");
+    let many: Vec<_> = (0..17).map(|n| descriptor(&[("other", &n.to_string())])).collect();
+    refused("edge", many, "at most 16, this one has 17");
+    let negative = RateLimitDescriptor { is_negative_hits: true, ..address() };
+    refused("edge", vec![negative], "negative_hits = true");
+    let limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 0 });
+    refused("own", vec![RateLimitDescriptor { limit, ..address() }], "descriptors[0].limit");
+    let huge = Some(RateLimitOverride { requests_per_unit: u32::MAX, unit: Unit::Hour.into() });
+    refused("own", vec![RateLimitDescriptor { limit: huge, ..address() }], "rule \"address\"");
+    // Nothing of it was charged.
+    assert_eq!(codes(&envoy.ask(vec![address()])), (Code::Ok, vec![(Code::Ok, 4)]));
+}
+
+/// Woken by: leaving out `verb`, or deciding what is recorded.
+#[test]
+fn a_domain_that_records_charges_and_never_denies() {
+    let mut envoy = Envoy::start(POLICY);
+    let address = [("remote_address", "192.0.2.1")];
+    for _ in 0..2 {
+        let answer = envoy.ask_in("done", vec![costing(4, &address)]).unwrap();
+        assert_eq!((answer.overall_code(), answer.response_headers_to_add.len()), (Code::Ok, 0));
+    }
+    assert_eq!(codes(&envoy.ask(vec![descriptor(&address)])).0, Code::OverLimit);
+}
+
+/// Woken by: leaving out `filter(|_| domain.overrides)`, or `add_with_limits`.
+#[test]
+fn a_limit_of_a_descriptor_counts_only_where_the_policy_allows_it() {
+    let mut envoy = Envoy::start(POLICY);
+    let with = |hits: u64, requests_per_unit: u32, at: &str| RateLimitDescriptor {
+        limit: Some(RateLimitOverride { requests_per_unit, unit: Unit::Day.into() }),
+        ..costing(hits, &[("remote_address", at)])
+    };
+    let answer = envoy.ask_in("own", vec![with(9, 10, "192.0.2.1")]).unwrap();
+    assert_eq!(codes(&answer), (Code::Ok, vec![(Code::Ok, 1)]));
+    let limit = answer.statuses[0].current_limit.as_ref().unwrap();
+    assert_eq!((limit.requests_per_unit, limit.unit()), (10, Unit::Day));
+    assert_eq!(codes(&envoy.ask_in("own", vec![with(2, 10, "192.0.2.1")]).unwrap()).0, Code::OverLimit);
+    // The same budget, by the limit of the policy.
+    assert_eq!(codes(&envoy.ask(vec![descriptor(&[("remote_address", "192.0.2.1")])])).0, Code::OverLimit);
+    // Another domain has no limits of its own.
+    assert_eq!(codes(&envoy.ask(vec![with(1, 10, "192.0.2.2")])), (Code::Ok, vec![(Code::Ok, 4)]));
+    // Nothing fits a limit of 0.
+    assert_eq!(codes(&envoy.ask_in("own", vec![with(1, 0, "192.0.2.3")]).unwrap()).0, Code::OverLimit);
+}
+
+/// Woken by: `check_negative` that always succeeds, `Command::Credit` that gives back nothing, or too much.
+#[test]
+fn negative_hits_give_back_at_most_what_was_charged_where_the_policy_allows_it() {
+    for algorithm in ["token-bucket", "fixed-window", "sliding-window", "sliding-estimate", "sliding-log"] {
+        let policy = format!(
+            "[envoy.domains.edge]\nnegative_hits = true\n\
+             [[rule]]\nname = 'r'\nper = ['ip']\nlimit = '10/year'\nalgorithm = '{algorithm}'\n"
+        );
+        let mut envoy = Envoy::start(&policy);
+        let address = [("remote_address", "192.0.2.1")];
+        let mut left = |hits: i64| {
+            let descriptor =
+                RateLimitDescriptor { is_negative_hits: hits < 0, ..costing(hits.unsigned_abs(), &address) };
+            assert_eq!(codes(&envoy.ask(vec![descriptor])).0, Code::Ok, "{algorithm}");
+            codes(&envoy.ask(vec![costing(0, &address)])).1[0].1
+        };
+        let seen = [4, 3, -2, -4, -100, 10].map(&mut left);
+        assert_eq!(seen, [6, 3, 5, 9, 10, 0], "{algorithm}");
+        drop(envoy);
+    }
+}
+
+#[test]
+fn a_list_denies_every_descriptor() {
+    let mut envoy = Envoy::start(POLICY);
+    let listed = vec![descriptor(&[("other", "o")]), descriptor(&[("remote_address", "203.0.113.9")])];
+    let answer = envoy.ask(listed);
+    assert_eq!(codes(&answer), (Code::OverLimit, vec![(Code::OverLimit, 0), (Code::OverLimit, 0)]));
+    assert_eq!(header(&answer, "x-ratelimit-banned"), Some("true"));
+}
+
+/// Woken by: leaving out `authorize` of either method, or requiring a token for health.
+#[test]
+fn callers_need_a_token_and_health_checks_do_not() {
+    const TOKEN: &str = "0123456789abcdef0123";
+    let mut envoy = Envoy::start_with(POLICY, &[("THRESHOLD_TOKEN", TOKEN)]);
+    let ask = |envoy: &mut Envoy| {
+        let limited = envoy.ask_in("edge", vec![descriptor(&[("remote_address", "192.0.2.1")])]).map(drop);
+        let attributes = Some(AttributeContext {
+            request: Some(AttributeRequest {
+                http: Some(HttpRequest { method: "GET".to_owned(), path: "/".to_owned(), ..HttpRequest::default() }),
+            }),
+            ..AttributeContext::default()
+        });
+        let checked = envoy.client.call::<CheckResponse>(AUTHORIZATION_CHECK, &CheckRequest { attributes }).map(drop);
+        [limited, checked].map(|answered| answered.map_err(|(code, _)| code))
+    };
+    assert_eq!(ask(&mut envoy), [Err(16), Err(16)]);
+    for (token, expect) in [("wrong", Err(16)), (TOKEN, Ok(()))] {
+        envoy.client.metadata = vec![("authorization", format!("Bearer {token}"))];
+        assert_eq!(ask(&mut envoy), [expect, expect]);
+    }
+    envoy.client.metadata.clear();
+    let mut health = |service: &str| {
+        let request = HealthCheckRequest { service: service.to_owned() };
+        envoy.client.call::<HealthCheckResponse>(HEALTH, &request).map(|answer| answer.status())
+    };
+    assert_eq!(health("").unwrap(), ServingStatus::Serving);
+    assert_eq!(health("envoy.service.ratelimit.v3.RateLimitService").unwrap(), ServingStatus::Serving);
+    assert_eq!(health("other").unwrap_err().0, 5);
+}
+
+/// Woken by: leaving out the checks in `wire::decode`, `wire::read` and `check_protocol`.
+#[test]
+fn what_is_no_grpc_is_refused_and_the_connection_goes_on() {
+    let mut envoy = Envoy::start(POLICY);
+    for (body, code) in [
+        (vec![], 3),
+        (vec![0, 0, 0, 0], 3),
+        (vec![1, 0, 0, 0, 0], 12),
+        (vec![0, 0, 0, 0, 9, 1], 3),
+        (vec![0, 0, 0, 0, 1, 1, 1], 3),
+        (vec![0, 0, 0, 0, 2, 0x0a, 0xff], 3),
+        (vec![0; 300 << 10], 8),
+    ] {
+        assert_eq!(envoy.client.call_bytes(RATE_LIMIT, body).unwrap_err().0, code);
+    }
+    assert_eq!(envoy.client.call_bytes("/other.Service/Method", vec![0; 5]).unwrap_err().0, 12);
+    let (response, _, body) = envoy.client.send(RATE_LIMIT, &[("content-type", "application/json")], b"{}".to_vec());
+    assert_eq!(response.status(), 415, "{body:?}");
+    assert_eq!(codes(&envoy.ask(vec![descriptor(&[("x-user", "u1")])])).0, Code::Ok);
+}
+
+fn http(path: &str, headers: &[(&str, &str)]) -> HttpRequest {
+    HttpRequest {
+        method: "GET".to_owned(),
+        path: path.to_owned(),
+        host: "www.example.com".to_owned(),
+        headers: headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        ..HttpRequest::default()
+    }
+}
+
+/// Woken by: `peer` in place of the source's address, believing X-Forwarded-For of any source, `HttpResponse::Error` for a denial.
+#[test]
+fn external_authorization_answers_a_real_429_by_the_address_of_the_client() {
+    let mut envoy = Envoy::start(POLICY);
+    for turn in 0..6 {
+        // The client's own field is not believed.
+        let forged = format!("198.51.100.{turn}");
+        let answer = envoy.check("192.0.2.1", http("/a?b", &[("x-forwarded-for", &forged)]));
+        let status = answer.status.as_ref().unwrap().code;
+        match answer.http_response.unwrap() {
+            HttpResponse::Ok(ok) if turn < 5 => {
+                assert_eq!(status, 0);
+                let remaining = ok.response_headers_to_add.iter().filter_map(|option| option.header.as_ref());
+                let remaining = remaining.clone().find(|header| header.key == "x-ratelimit-remaining");
+                assert_eq!(remaining.unwrap().value, (4 - turn).to_string());
+            }
+            HttpResponse::Denied(denied) if turn == 5 => {
+                assert_ne!(status, 0);
+                assert_eq!(denied.status.unwrap().code, 429);
+                let has = |name: &str| denied.headers.iter().any(|option| option.header.as_ref().unwrap().key == name);
+                assert!(has("retry-after") && has("content-type") && denied.body.contains("\"rule\":\"address\""));
+            }
+            other => panic!("{turn}: {other:?}"),
+        }
+    }
+    // Another client of the same Envoy, and one behind a trusted proxy in front of it.
+    for (source, forwarded) in [("192.0.2.2", ""), ("10.1.2.3", "192.0.2.77"), ("10.1.2.3", "192.0.2.78")] {
+        let answer = envoy.check(source, http("/", &[("x-forwarded-for", forwarded)]));
+        assert!(matches!(answer.http_response, Some(HttpResponse::Ok(_))), "{source}");
+    }
+    // A path that servers read differently is refused, as at every door that faces clients.
+    let answer = envoy.check("192.0.2.3", http("/a/../b", &[]));
+    let Some(HttpResponse::Denied(denied)) = answer.http_response else { panic!("{answer:?}") };
+    assert_eq!(denied.status.unwrap().code, 400);
+    let (code, message) =
+        envoy.client.call::<CheckResponse>(AUTHORIZATION_CHECK, &CheckRequest::default()).unwrap_err();
+    assert!(code == 3 && message.contains("attributes.request.http"), "{message}");
+    drop(envoy.server);
+}
