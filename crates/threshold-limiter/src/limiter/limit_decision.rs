@@ -19,6 +19,8 @@ pub struct LimitDecision {
     pub reset_at: Option<SystemTime>,
     /// For a denial, how long to wait before this cost fits, at least a second.
     pub retry_after: Option<Duration>,
+    /// How long until the limit resets, whether the cost fitted or not: a token bucket is full again then.
+    pub reset_after: Option<Duration>,
 }
 
 impl LimitDecision {
@@ -29,14 +31,16 @@ impl LimitDecision {
         let look = &checked.look;
         let charged = checked.mark.map_or(0, |mark| mark.amount);
         let remaining = look.available.saturating_sub(charged);
+        let reset = limit.reset_at(look, charged > 0, now).unless_never();
+        let reset_after = reset.map(|reset| reset.since(now).into());
         if look.allowed {
-            let reset_at = limit.reset_at(look, charged > 0, now).unless_never().map(SystemTime::from);
-            return Self { allowed: true, remaining, reset_at, retry_after: None };
+            let reset_at = reset.map(SystemTime::from);
+            return Self { allowed: true, remaining, reset_at, retry_after: None, reset_after };
         }
         // A full store denies a new key without a time at which it would fit: a second is the least to wait.
         let wait = look.ready_at.since(now).max(Span::SECOND);
         // Clients are told whole seconds, and what they are told holds.
         let reset_at = now.plus(Span::from_secs(wait.secs_ceil()));
-        Self { allowed: false, remaining, reset_at: Some(reset_at.into()), retry_after: Some(wait.into()) }
+        Self { allowed: false, remaining, reset_at: Some(reset_at.into()), retry_after: Some(wait.into()), reset_after }
     }
 }
