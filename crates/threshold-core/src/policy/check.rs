@@ -233,6 +233,7 @@ struct Sample<'r> {
     path: String,
     host: String,
     category: Option<&'r str>,
+    facts: Vec<(&'r str, String)>,
 }
 
 impl<'r> Sample<'r> {
@@ -242,10 +243,11 @@ impl<'r> Sample<'r> {
             path: matches.path.first().map_or_else(|| "/".to_owned(), Pattern::sample),
             host: matches.host.first().map_or_else(|| "example.com".to_owned(), Pattern::sample),
             category: matches.category.first().map(AsRef::as_ref),
+            facts: matches.fact.iter().filter_map(|(name, own)| Some((&**name, own.first()?.sample()))).collect(),
         }
     }
 
-    /// Whether a rule matches. Tenants, tiers and facts are assumed to.
+    /// Whether a rule matches. Tenants, tiers and facts that this rule does not name are assumed to.
     fn may_match(&self, other: &Match) -> bool {
         let name = |own: &str, names: &[Box<str>]| names.is_empty() || names.iter().any(|name| name.as_ref() == own);
         let pattern = |own: &str, patterns: &[Pattern]| {
@@ -255,6 +257,10 @@ impl<'r> Sample<'r> {
             && self.category.is_none_or(|category| name(category, &other.category))
             && pattern(&self.path, &other.path)
             && pattern(&self.host, &other.host)
+            && other.fact.iter().all(|(name, patterns)| {
+                let own = self.facts.iter().find(|(own, _)| **own == **name);
+                own.is_none_or(|(_, own)| pattern(own, patterns))
+            })
     }
 }
 
