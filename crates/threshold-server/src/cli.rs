@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Replay(Box<crate::replay::ReplayArgs>),
     /// Write the configuration of a proxy that asks Threshold, or a policy's edge rules for an edge that counts by itself
     Export(crate::export::ExportArgs),
+    /// Write another limiter's configuration as a policy to standard output
+    Import(crate::import::ImportArgs),
     /// Suggest limits from recorded traffic, as a policy
     Suggest(Box<crate::suggest::SuggestArgs>),
     /// List, add, lift, import and export bans

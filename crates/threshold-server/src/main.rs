@@ -7,6 +7,7 @@ mod desk;
 mod door;
 mod explain;
 mod export;
+mod import;
 mod init;
 mod jwt;
 mod lint;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => Ok(manual::completions(&args)),
         Command::Man(args) => manual::page(&args),
         Command::Export(args) => export::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Suggest(args) => suggest::run(&args),
     };

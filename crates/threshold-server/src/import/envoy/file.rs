@@ -1,0 +1,197 @@
+//! Reads the YAML into a tree of descriptors.
+
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+use super::{ImportError, Values};
+
+/// The most values of a file. The largest known ones have some thousands.
+const MAX_NODES: usize = 1_000_000;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RootFile {
+    domain: Spanned<String>,
+    #[serde(default)]
+    descriptors: Option<Vec<DescriptorFile>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DescriptorFile {
+    key: Spanned<String>,
+    #[serde(default)]
+    value: Option<Spanned<String>>,
+    #[serde(default)]
+    rate_limit: Option<LimitFile>,
+    #[serde(default)]
+    descriptors: Option<Vec<Self>>,
+    #[serde(default)]
+    shadow_mode: bool,
+    #[serde(default)]
+    share_threshold: bool,
+    #[serde(default)]
+    quota_mode: Option<Spanned<bool>>,
+    // Only for the statistics of that service.
+    #[serde(default, rename = "detailed_metric")]
+    _detailed_metric: bool,
+    #[serde(default, rename = "value_to_metric")]
+    _value_to_metric: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitFile {
+    #[serde(default)]
+    requests_per_unit: Option<Spanned<u32>>,
+    #[serde(default)]
+    unit: Option<Spanned<String>>,
+    #[serde(default)]
+    unlimited: bool,
+    // Names a limit for `replaces`.
+    #[serde(default, rename = "name")]
+    _name: Option<String>,
+    #[serde(default)]
+    replaces: Option<Vec<ReplacedFile>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReplacedFile {
+    name: Spanned<String>,
+}
+
+/// A descriptor, with those below it.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) line: u64,
+    /// The fact that its key becomes.
+    pub(super) fact: String,
+    pub(super) values: Values,
+    pub(super) limit: Option<NodeLimit>,
+    /// Whether the limit only watches.
+    pub(super) is_shadow: bool,
+    /// Whether all values of a wildcard share one counter.
+    pub(super) is_shared: bool,
+    pub(super) below: Vec<Self>,
+}
+
+/// The limit of a descriptor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum NodeLimit {
+    Unlimited,
+    /// 0 in any unit.
+    Deny,
+    /// As a policy writes it.
+    Per(String),
+}
+
+/// Returns the domain and its descriptors.
+pub(super) fn read(text: &str) -> Result<(String, Vec<Node>), ImportError> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_nodes: MAX_NODES, max_events: MAX_NODES.saturating_mul(2) },
+        with_snippet: false,
+    };
+    let root: RootFile = serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| ImportError { line: error.location().map(|at| at.line()), message: error.to_string() })?;
+    if root.domain.value.is_empty() {
+        return Err(ImportError::new(root.domain.referenced.line(), "the domain is empty"));
+    }
+    Ok((root.domain.value, nodes(root.descriptors, &["domain"])?))
+}
+
+/// Converts the descriptors below others with these facts.
+fn nodes(files: Option<Vec<DescriptorFile>>, above: &[&str]) -> Result<Vec<Node>, ImportError> {
+    let mut nodes: Vec<Node> = Vec::new();
+    for file in files.unwrap_or_default() {
+        let node = node(file, above)?;
+        let is_same = |other: &&Node| (&other.fact, &other.values) == (&node.fact, &node.values);
+        if let Some(other) = nodes.iter().find(is_same) {
+            let message = format!("the same key and value as in line {}", other.line);
+            return Err(ImportError::new(node.line, message));
+        }
+        nodes.push(node);
+    }
+    Ok(nodes)
+}
+
+fn node(file: DescriptorFile, above: &[&str]) -> Result<Node, ImportError> {
+    let (line, key) = (file.key.referenced.line(), file.key.value);
+    if key.is_empty() {
+        return Err(ImportError::new(line, "the key is empty"));
+    }
+    if let Some(quota) = file.quota_mode.filter(|quota| quota.value) {
+        return Err(ImportError::new(quota.referenced.line(), "quota_mode: every limit of a policy denies by itself"));
+    }
+    let values = match file.value {
+        None => Values::Any,
+        Some(value) => values(value)?,
+    };
+    let limit = file.rate_limit.map(|limit| limit.read(line)).transpose()?;
+    let fact = fact(key, above);
+    let facts: Vec<&str> = above.iter().copied().chain([&*fact]).collect();
+    let below = nodes(file.descriptors, &facts)?;
+    let (is_shadow, is_shared) = (file.shadow_mode, file.share_threshold);
+    Ok(Node { line, fact, values, limit, is_shadow, is_shared, below })
+}
+
+/// Returns the fact of a key below others. The second of a name is counted on, as the door for Envoy does it.
+fn fact(key: String, above: &[&str]) -> String {
+    let numbered = (2_usize..).map(|number| format!("{key}_{number}"));
+    let mut names = std::iter::once(key.clone()).chain(numbered);
+    names.find(|name| !above.contains(&name.as_str())).unwrap_or(key)
+}
+
+fn values(value: Spanned<String>) -> Result<Values, ImportError> {
+    let line = value.referenced.line();
+    let (text, is_prefix) = match value.value.strip_suffix('*') {
+        Some(prefix) => (prefix.to_owned(), true),
+        None => (value.value, false),
+    };
+    if text.contains(['*', '{', '}']) {
+        let message = format!("\"{text}\": a pattern of a policy cannot have *, {{ or }} as themselves");
+        return Err(ImportError::new(line, message));
+    }
+    Ok(match (is_prefix, text.is_empty()) {
+        // A star alone is any value, as no value is; but it comes before that.
+        (true, _) => Values::Prefix(text),
+        (false, true) => Values::Any,
+        (false, false) => Values::One(text),
+    })
+}
+
+impl LimitFile {
+    fn read(self, line: u64) -> Result<NodeLimit, ImportError> {
+        if let Some(replaced) = self.replaces.into_iter().flatten().next() {
+            let message = format!(
+                "replaces: \"{}\" would apply to a request unless another of its descriptors has this limit, and a policy decides \
+                 each descriptor by itself",
+                replaced.name.value
+            );
+            return Err(ImportError::new(replaced.name.referenced.line(), message));
+        }
+        if self.unlimited {
+            return Ok(NodeLimit::Unlimited);
+        }
+        let Some(unit) = self.unit else { return Err(ImportError::new(line, "the rate_limit has no unit")) };
+        let short = match unit.value.to_ascii_uppercase().as_str() {
+            "SECOND" => "s",
+            "MINUTE" => "min",
+            "HOUR" => "h",
+            "DAY" => "day",
+            "WEEK" => "week",
+            "MONTH" => "month",
+            "YEAR" => "year",
+            _ => {
+                let message =
+                    format!("unknown unit \"{}\": second, minute, hour, day, week, month or year", unit.value);
+                return Err(ImportError::new(unit.referenced.line(), message));
+            }
+        };
+        // As in that service, a limit without a number is one of 0.
+        Ok(match self.requests_per_unit.map_or(0, |number| number.value) {
+            0 => NodeLimit::Deny,
+            number => NodeLimit::Per(format!("{number}/{short}")),
+        })
+    }
+}
