@@ -23,7 +23,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Answer over HTTP whether requests may cross
+    /// Answer over HTTP and RESP whether requests may cross
     Serve(Box<ServeArgs>),
     /// Serve a policy with made-up traffic, and a dashboard to watch it
     Demo(DemoArgs),
@@ -94,6 +94,12 @@ pub(crate) struct ServeArgs {
     /// Where to listen: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub(crate) http: Address,
+    /// Where Redis clients call CL.THROTTLE: HOST:PORT, or unix:PATH, without TLS; 127.0.0.1:6380 by default, unless it is in use
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) resp: Option<Address>,
+    /// Serve no Redis clients
+    #[arg(long, conflicts_with = "resp")]
+    pub(crate) no_resp: bool,
     /// Serve the operators' calls here, HOST:PORT or unix:PATH, and no longer on --http
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin: Option<Address>,
@@ -179,7 +185,7 @@ pub(crate) struct ServeArgs {
     /// The format of log lines, on standard error
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub(crate) log: LogForm,
-    /// The most connections at once; more wait to be accepted
+    /// The most connections at once, to --http and to --resp each; more wait to be accepted
     #[arg(long, value_name = "N", default_value = "16384", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections: u32,
     /// The most connections of one address, or of one IPv6 /64; more are closed. A quarter of --max-connections by default;
@@ -205,7 +211,7 @@ const SERVE_HELP: &str = "\
 Tokens come from the environment, so that they do not appear in the list of processes: THRESHOLD_TOKEN for callers, \
 THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators with read-only access. Each may have several, \
 separated by commas or spaces, of at least 16 characters each. Without THRESHOLD_TOKEN only loopback addresses are accepted \
-for --http and --grpc; --admin needs THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN for any other. THRESHOLD_LOG is the level of logging: error, warn, info (the default), debug.
+for --http, --grpc and --resp; --admin needs THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN for any other. THRESHOLD_LOG is the level of logging: error, warn, info (the default), debug.
 
 THRESHOLD_SECRET is the installation's secret, in place of the file beside the journal; THRESHOLD_SECRET_OLD is the previous \
 one, while the secret is rotated.

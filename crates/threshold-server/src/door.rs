@@ -1,4 +1,4 @@
-//! The HTTP doors on one router, and the state that they share.
+//! The HTTP doors on one router, the RESP door, and the state that they share.
 
 mod admin;
 mod alerts;
@@ -23,6 +23,7 @@ mod page;
 mod policy;
 mod query;
 mod request_ids;
+pub(crate) mod resp;
 mod routes;
 mod series;
 mod session;
@@ -104,6 +105,7 @@ pub(crate) struct App {
     forward_auth: forward_auth::ForwardAuth,
     /// The store that other nodes share, for questions about its servers.
     shared_store: ArcSwapOption<RedisStore>,
+    resp_clients: resp::Clients,
     pub(crate) signals: Arc<Signals>,
 }
 
@@ -185,6 +187,7 @@ impl App {
             refused: LogSampler::default(),
             forward_auth,
             shared_store: ArcSwapOption::empty(),
+            resp_clients: resp::Clients::default(),
             signals,
         }
     }

@@ -2,6 +2,7 @@
 
 mod address;
 mod banner;
+mod bounds;
 mod check;
 mod connection;
 mod connection_watch;
@@ -12,6 +13,7 @@ mod maintenance;
 mod peers;
 pub(crate) mod policy_support;
 mod preface;
+mod resp;
 mod store;
 mod tls;
 mod tokens;
@@ -20,7 +22,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use threshold_core::policy::Policy;
 use threshold_core::{Secret, Secrets, Span, Timestamp};
 use threshold_limiter::SystemClock;
@@ -47,17 +48,12 @@ use crate::signals::sinks::{Reach, SinkSettings, Sinks};
 use crate::source::Source;
 pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
+use bounds::{OPERATOR_CONNECTIONS, ServerBounds};
 pub(crate) use connection::{Protocols, Server};
 pub(crate) use connection_watch::ConnectionWatch;
 use store::StoreUrl;
 pub(crate) use tls::Certificates;
 pub(crate) use tokens::{OperatorAccess, Tokens};
-
-/// The most connections to `--admin`. They are apart from those of callers, so that a flood keeps no operator out.
-const OPERATOR_CONNECTIONS: usize = 64;
-/// File descriptors besides those of callers' connections: 64 for operators, 256 for gRPC, and 64 for the journal, files that are
-/// reloaded, standard streams and the runtime's own.
-const OTHER_FILES: u64 = 384;
 
 /// How often, and after which pause, a node that starts tries to read the bans in a shared store: ten seconds in all.
 const BANS_TRIES: usize = 20;
@@ -101,7 +97,7 @@ pub(crate) fn run_with(
     check_addresses(args, &tokens)?;
     let tls = certificates(args)?;
     let sinks = sink_settings(args)?;
-    let bounds = bounds(args)?;
+    let bounds = ServerBounds::of(args)?;
     // Before the limiter is built, which then has an observer for spans.
     let telemetry = Telemetry::from_environment()?;
     let store = StoreUrl::chosen(args)?;
@@ -131,14 +127,15 @@ pub(crate) fn run_with(
         // After the listeners, the store and the journal: scripts take this output as the sign that the server is up.
         banner.announce()?;
         desk.events.sender.record_allowed(args.events_sample);
-        let app = Arc::new(App::with_events(desk, tokens, bounds, (events, sinks)));
+        let app = Arc::new(App::with_events(desk, tokens, bounds.http, (events, sinks)));
         app.know(shared.clone(), policy_file(args, &source));
         let exporter = {
             let app = Arc::clone(&app);
             telemetry.map(|telemetry| telemetry.start(move || app.metrics_text())).transpose()?
         };
         maintenance::start(&app, journal, args.save_counters, damage);
-        let servers = servers(&app, listeners, hosts, tls.as_ref().map(|(certificates, _)| certificates))?;
+        let certificates = tls.as_ref().map(|(certificates, _)| certificates);
+        let servers = servers(&app, listeners, hosts, certificates, bounds.resp)?;
         let watched = Watched { text: source.text, tenants: tenants.map(|tenants| (tenants, written)), keys, tls };
         let reloader = reloader(args, &app, watched);
         started(Arc::clone(&app));
@@ -352,6 +349,7 @@ struct Listeners {
     http: Listener,
     admin: Option<Listener>,
     grpc: Option<Listener>,
+    resp: Option<Listener>,
 }
 
 impl Listeners {
@@ -361,16 +359,18 @@ impl Listeners {
             Some(admin) => Some(admin.listen(operator_guard(tokens)).await?),
             None => None,
         };
-        Ok(Self { http, admin, grpc: grpc::listener(args, tokens).await? })
+        let (grpc, resp) = (grpc::listener(args, tokens).await?, resp::listener(args, tokens).await?);
+        Ok(Self { http, admin, grpc, resp })
     }
 }
 
-/// Returns one server for everything, or one for callers and one for operators, and one for gRPC.
+/// Returns one server for everything, or one for callers and one for operators, one for gRPC, and one for Redis clients.
 fn servers(
     app: &Arc<App>,
-    Listeners { http, admin, grpc }: Listeners,
+    Listeners { http, admin, grpc, resp }: Listeners,
     hosts: [Hosts; 2],
     certificates: Option<&Arc<Certificates>>,
+    resp_bounds: Bounds,
 ) -> anyhow::Result<Vec<Server>> {
     let acceptor = |protocols| certificates.map(|certificates| certificates.acceptor(protocols)).transpose();
     let tls = acceptor(Protocols::Http)?;
@@ -390,6 +390,7 @@ fn servers(
     if let Some(grpc) = grpc {
         servers.push(grpc::server(app, grpc, acceptor(Protocols::Grpc)?));
     }
+    servers.extend(resp.map(|resp| resp::server(app, resp, resp_bounds)));
     Ok(servers)
 }
 
@@ -402,6 +403,7 @@ fn check_addresses(args: &ServeArgs, tokens: &Tokens) -> anyhow::Result<()> {
     }
     args.http.check(caller_guard(tokens))?;
     args.grpc.as_ref().map_or(Ok(()), |grpc| grpc.check(caller_guard(tokens)))?;
+    args.resp.as_ref().map_or(Ok(()), |resp| resp.check(caller_guard(tokens)))?;
     args.admin.as_ref().map_or(Ok(()), |admin| admin.check(operator_guard(tokens)))
 }
 
@@ -535,38 +537,6 @@ impl Listener {
             Self::Unix(_, file) => format!("unix:{}", file.path().display()),
         })
     }
-}
-
-fn bounds(args: &ServeArgs) -> anyhow::Result<Bounds> {
-    let connections = connections(args.max_connections);
-    let per_peer = args.max_connections_per_peer.map(usize::try_from).transpose()?;
-    Ok(Bounds {
-        connections,
-        connections_per_peer: per_peer.unwrap_or_else(|| connections.div_ceil(4)),
-        body: usize::try_from(args.max_body)?,
-        client_timeout: duration(args.client_timeout),
-        request_ids: usize::try_from(args.request_id_memory)?,
-        ..Bounds::default()
-    })
-}
-
-/// Returns the number of connections: as many as configured, if the limit on open files allows it. The soft limit (usually
-/// 1,024) is raised to the hard limit first.
-fn connections(wanted: u32) -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    // A process may raise its soft limit up to the hard one without privileges.
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let files = match setrlimit(Resource::Nofile, raised) {
-        Ok(()) => limit.maximum,
-        Err(_) => limit.current,
-    };
-    // Fewer connections than configured are better than `accept` failing for lack of descriptors, which would also
-    // hit the journal.
-    let room = files.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES).max(1));
-    if room < u64::from(wanted) {
-        tracing::warn!(wanted, room, "connections limited by the number of open files (ulimit -n)");
-    }
-    usize::try_from(room.min(u64::from(wanted))).unwrap_or(usize::MAX)
 }
 
 fn duration(span: Span) -> Duration {

@@ -206,6 +206,19 @@ impl TestServer {
         (stop, at)
     }
 
+    /// Serves Redis clients too, until the returned sender is dropped.
+    pub(super) fn serve_resp(&self) -> (watch::Sender<bool>, SocketAddr) {
+        let address: Address = "127.0.0.1:0".parse().unwrap();
+        let listener = self.runtime.block_on(address.listen(Guard::Missing("THRESHOLD_TOKEN"))).unwrap();
+        let Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
+        let address = tcp.local_addr().unwrap();
+        let doors = Doors::new(self.app(), Hosts::Any, Audience::Callers);
+        let (stop, stopped) = watch::channel(false);
+        let server = Server { listener, tls: None, protocols: Protocols::Resp, doors, bounds: self.bounds };
+        self.runtime.spawn(server.serve(stopped, Duration::ZERO));
+        (stop, address)
+    }
+
     /// A server of this desk.
     pub(super) fn at(desk: Desk) -> Self {
         let mut server = Self::new();

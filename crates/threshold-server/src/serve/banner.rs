@@ -25,12 +25,13 @@ impl Banner<'_> {
     /// reads the output of the process as JSON can parse all of it. With `--events-to stdout` the banner goes to standard error.
     pub(super) fn announce(&self) -> anyhow::Result<()> {
         let scheme = if self.args.tls_cert.is_some() { "https" } else { "http" };
-        let Listeners { http, admin, grpc } = self.listeners;
+        let Listeners { http, admin, grpc, resp } = self.listeners;
         let http = http.url(scheme)?;
         let [admin, grpc] = [admin, grpc].map(|other| other.as_ref().map(|other| other.url(scheme)).transpose());
         let (admin, grpc) = (admin?, grpc?);
+        let resp = resp.as_ref().map(|resp| resp.url("redis")).transpose()?;
         if self.args.log == LogForm::Text {
-            let text = self.text(&http, admin.as_deref(), grpc.as_deref());
+            let text = self.text(&http, [&admin, &grpc, &resp].map(Option::as_deref));
             if self.args.events_to.contains(&Lines::Stdout) {
                 crate::print_to_stderr(&text);
             } else {
@@ -43,6 +44,7 @@ impl Banner<'_> {
             http,
             admin,
             grpc,
+            resp,
             policy = self.source.name,
             rules = self.policy.rules().len(),
             tenants = self.tenants,
@@ -60,9 +62,9 @@ impl Banner<'_> {
         Ok(())
     }
 
-    fn text(&self, http: &str, admin: Option<&str>, grpc: Option<&str>) -> String {
-        let admin = admin.map(|admin| format!("  admin   {admin}\n")).unwrap_or_default();
-        let grpc = grpc.map(|grpc| format!("  grpc    {grpc}\n")).unwrap_or_default();
+    fn text(&self, http: &str, [admin, grpc, resp]: [Option<&str>; 3]) -> String {
+        let line = |name: &str, url: Option<&str>| url.map(|url| format!("  {name:<8}{url}\n")).unwrap_or_default();
+        let (admin, grpc, resp) = (line("admin", admin), line("grpc", grpc), line("resp", resp));
         let rules = self.policy.rules().len();
         let plural = if rules == 1 { "" } else { "s" };
         let tenants = self.args.tenants.as_ref().zip(self.tenants);
@@ -74,7 +76,7 @@ impl Banner<'_> {
             StoreUrl::Redis(_) => String::new(),
         };
         format!(
-            "threshold {}\n  http    {http}\n{admin}{grpc}  policy  {}, {rules} rule{plural}\n{tenants}  store   {}{keys}{exactness}\n  \
+            "threshold {}\n  http    {http}\n{admin}{grpc}{resp}  policy  {}, {rules} rule{plural}\n{tenants}  store   {}{keys}{exactness}\n  \
              journal {}\n  events  {}\n  alerts  {}\n  tokens  {}\n",
             crate::BUILD,
             self.source.name,

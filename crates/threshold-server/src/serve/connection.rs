@@ -1,4 +1,4 @@
-//! Accepts and serves connections, within bounds on their number, the size of request heads, and the time clients take.
+//! Accepts and serves connections of HTTP and RESP, within bounds on their number, the size of request heads, and the time clients take.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
@@ -22,7 +22,8 @@ use super::http2::{self, RequestsInProgress};
 use super::linger::Lingering;
 use super::peers::{Exempt, PeerConnections, PeerSlot};
 use super::preface::{Protocol, Reread};
-use crate::door::{Answering, ApiError, Bounds, Doors};
+use crate::door::resp::{self, Ended};
+use crate::door::{Answering, ApiError, App, Bounds, Doors};
 use crate::log::shown_address;
 
 /// The largest head of a request, in bytes; larger ones are answered with 431. nginx and Apache accept 8 KiB by default, and a
@@ -36,7 +37,7 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// The address of a peer on a Unix socket, which has none and is on this machine.
 const UNIX_SOCKET_PEER: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
 
-/// A listener with the doors that its connections are served by.
+/// A listener with the service of its connections.
 pub(crate) struct Server {
     pub(crate) listener: Listener,
     pub(crate) tls: Option<TlsAcceptor>,
@@ -52,6 +53,8 @@ pub(crate) enum Protocols {
     Http,
     /// HTTP/2 only.
     Grpc,
+    /// That of Redis clients.
+    Resp,
 }
 
 impl Server {
@@ -95,7 +98,7 @@ impl Server {
                 }
                 Ok(Accepted::Tcp(stream, peer)) => {
                     // Dropping the stream closes it, before the TLS handshake and before anything is read.
-                    let Some(peer_slot) = admit(&peers, peer.ip(), &doors) else { continue };
+                    let Some(peer_slot) = admit(&peers, peer.ip(), doors.app()) else { continue };
                     let connection = Connection { peer_slot: Some(peer_slot), ..connection };
                     match tls.clone() {
                         None => drop(tokio::spawn(connection.serve_plain(stream, service_for(peer)))),
@@ -117,8 +120,8 @@ impl Server {
 
 /// Counts a connection of a peer, or logs that it has too many. Trusted proxies are exempt: they bring the requests of many
 /// clients.
-fn admit(peers: &Arc<PeerConnections>, ip: IpAddr, doors: &Doors) -> Option<PeerSlot> {
-    let desk = &doors.app().desk;
+fn admit(peers: &Arc<PeerConnections>, ip: IpAddr, app: &App) -> Option<PeerSlot> {
+    let desk = &app.desk;
     let policy = desk.policy();
     let exempt = if policy.identity().address.trusts(ip) { Exempt::Yes } else { Exempt::No };
     let slot = peers.admit(ip, exempt);
@@ -229,8 +232,10 @@ impl Connection {
 
     /// Serves a connection without TLS, whose protocol its first bytes tell.
     async fn serve_plain(mut self, stream: impl Stream, service: ConnectionService) {
-        if self.protocols == Protocols::Grpc {
-            return self.serve_http2(stream, service).await;
+        match self.protocols {
+            Protocols::Http => {}
+            Protocols::Grpc => return self.serve_http2(stream, service).await,
+            Protocols::Resp => return self.serve_resp(stream, service).await,
         }
         let detected = tokio::select! {
             // In this order: a request that has arrived is served.
@@ -278,5 +283,20 @@ impl Connection {
         // After the connection, lingering close included: until then its socket is open and counts.
         drop(peer_slot);
         drop(permit);
+    }
+
+    /// Serves a Redis client.
+    async fn serve_resp(self, stream: impl Stream, service: ConnectionService) {
+        let Self { peer_slot, permit, watcher, stop, .. } = self;
+        let mut stream = Lingering::new(stream);
+        match resp::serve(service.doors.app(), &mut stream, service.peer.ip(), stop).await {
+            Ok(Ended::Closed) => {}
+            Ok(Ended::Refused) => stream.refuse(),
+            Err(error) => tracing::debug!(%error, "connection ended early"),
+        }
+        // It fails where the client has closed first.
+        let _ = stream.shutdown().await;
+        // A drain waits for the watcher.
+        drop((peer_slot, permit, watcher));
     }
 }

@@ -59,6 +59,11 @@ impl<S> Lingering<S> {
         Self { stream, refused: false, replaced: None, closing: Closing::NotYet }
     }
 
+    /// Makes the close linger, where the answer is not in HTTP.
+    pub(super) fn refuse(&mut self) {
+        self.refused = true;
+    }
+
     /// Looks for the status line of an answer in written bytes. hyper writes a head in one call.
     fn note_status(&mut self, written: &[u8]) {
         if written.starts_with(b"HTTP/1.1 ") {

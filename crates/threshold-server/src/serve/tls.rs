@@ -64,6 +64,8 @@ impl Certificates {
         config.alpn_protocols = match protocols {
             Protocols::Http => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
             Protocols::Grpc => vec![b"h2".to_vec()],
+            // Redis clients choose no protocol in a handshake, and have no TLS here.
+            Protocols::Resp => Vec::new(),
         };
         Ok(TlsAcceptor::from(Arc::new(config)))
     }

@@ -69,6 +69,12 @@ impl Tokens {
         })
     }
 
+    /// Tokens of callers alone.
+    #[cfg(test)]
+    pub(crate) fn of_callers(token: &str) -> Self {
+        Self { callers: vec![token.into()], ..Self::default() }
+    }
+
     /// Whether callers must send a token.
     pub(crate) fn require_from_callers(&self) -> bool {
         !self.callers.is_empty()
@@ -82,6 +88,11 @@ impl Tokens {
     /// Whether a proxy with this `X-Threshold-Token` may call forward auth.
     pub(crate) fn admit_proxy(&self, token: Option<&HeaderValue>) -> bool {
         !self.require_from_callers() || token.is_some_and(|token| self.is_caller_token(token.as_bytes().trim_ascii()))
+    }
+
+    /// Whether a Redis client with this password may call `CL.THROTTLE`.
+    pub(crate) fn admit_password(&self, password: &[u8]) -> bool {
+        !self.require_from_callers() || self.is_caller_token(password)
     }
 
     /// Returns how many tokens of each kind are set.

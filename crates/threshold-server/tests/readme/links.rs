@@ -172,39 +172,3 @@ fn architecture_says_where_to_begin() {
         assert!(begin.contains("](crates/"), "ARCHITECTURE.md does not say where to begin with {change}");
     }
 }
-
-/// A reader planned for Workers and Envoy, which the presets described as if they were there. What does not exist yet is
-/// named in one place, "When to use it" of the README, and where it is compared with other programs.
-#[test]
-fn nothing_is_described_that_does_not_exist() {
-    const NOT_YET: [&str; 1] = ["RESP"];
-    // Other programs, reasons, and formats that are fixed in advance.
-    const EXEMPT: [&str; 5] = ["benchmarks.md", "decisions.md", "envoy-import.md", "api-core.md", "api-limiter.md"];
-    let mut texts: Vec<(String, String)> = Vec::new();
-    for folder in ["docs", "policies", "deploy", "deploy/kubernetes", "deploy/nginx"] {
-        for entry in std::fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap) {
-            let name = entry.file_name().into_string().unwrap();
-            if entry.path().is_file() && !EXEMPT.contains(&name.as_str()) {
-                texts.push((format!("{folder}/{name}"), read(&format!("{folder}/{name}"))));
-            }
-        }
-    }
-    let readme = read("README.md");
-    let (before, after) = readme.split_once("## When to use it").unwrap();
-    let (_, after) = after.split_once("\n## ").unwrap();
-    texts.push(("README.md".to_owned(), format!("{before}{after}")));
-    let mut found = Vec::new();
-    for (name, text) in &texts {
-        for line in text.lines().filter(|line| !line.starts_with("$ threshold") && !line.contains("http-bench")) {
-            let is_word = |word: &str, at: usize| {
-                let (before, rest) = line.split_at(at);
-                let after = rest.strip_prefix(word).unwrap_or_default();
-                let around = [before.chars().next_back(), after.chars().next()];
-                around.iter().flatten().all(|c| !c.is_alphanumeric())
-            };
-            let named = NOT_YET.iter().find(|word| line.match_indices(**word).any(|(at, _)| is_word(word, at)));
-            found.extend(named.map(|word| format!("{name}: {word}: {line}")));
-        }
-    }
-    assert!(texts.len() > 25 && found.is_empty(), "described, but not there:\n{}", found.join("\n"));
-}

@@ -19,6 +19,8 @@ use std::process::{Child, Command, Stdio};
 
 use console::Shown;
 
+/// Where the pages' servers listen for Redis clients.
+const RESP_ADDRESS: &str = "127.0.0.1:6380";
 /// Where the pages' servers listen.
 const ADDRESS: &str = "127.0.0.1:8080";
 
@@ -55,7 +57,7 @@ struct Server {
 impl Server {
     /// Starts it, and returns what it printed, with the page's address in place of its own.
     fn start(command: &str, folder: &Path) -> (Self, Vec<String>) {
-        let command = format!("exec {command} --http 127.0.0.1:0 --grpc 127.0.0.1:0");
+        let command = format!("exec {command} --http 127.0.0.1:0 --grpc 127.0.0.1:0 --resp 127.0.0.1:0");
         let mut child = shell(&command, folder).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         let mut printed: Vec<String> = Vec::new();
@@ -70,8 +72,9 @@ impl Server {
             let address = printed.iter().find_map(|line| line.trim().strip_prefix(name)?.split("//").nth(1));
             address.expect("it says where it listens").to_owned()
         };
-        let (address, grpc) = (listener("http "), listener("grpc "));
-        let shown = |line: &String| line.replace(&address, ADDRESS).replace(&grpc, GRPC_ADDRESS);
+        let (address, grpc, resp) = (listener("http "), listener("grpc "), listener("resp "));
+        let shown =
+            |line: &String| line.replace(&address, ADDRESS).replace(&grpc, GRPC_ADDRESS).replace(&resp, RESP_ADDRESS);
         let printed = printed.iter().map(shown).collect();
         (Self { child, address }, printed)
     }

@@ -50,6 +50,7 @@ mod redis;
 #[path = "../../../threshold-limiter/tests/redis/process.rs"]
 mod redis_process;
 mod reload;
+mod resp;
 mod rotation;
 mod shadow;
 mod shared_store;

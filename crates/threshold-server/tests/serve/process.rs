@@ -46,6 +46,8 @@ pub(crate) struct Server {
     child: Child,
     /// The address in its banner: `http://127.0.0.1:40123`.
     pub(crate) place: String,
+    /// The address of its RESP listener, if it has one: `redis://127.0.0.1:40124`.
+    pub(crate) resp: Option<String>,
     /// Threads that read its output, so that it never blocks on a full pipe.
     _out: BufReader<ChildStdout>,
     /// Log lines that were read to find out the address.
@@ -73,9 +75,12 @@ impl Start<'_> {
         if !self.args.contains(&"--http") {
             command.args(["--http", "127.0.0.1:0"]);
         }
-        // Its default address is one for all servers of a machine.
+        // The default addresses are the same for all servers of a machine.
         if !self.args.contains(&"--grpc") {
             command.arg("--no-grpc");
+        }
+        if !self.args.contains(&"--resp") {
+            command.arg("--no-resp");
         }
         if !self.args.contains(&"--db") {
             command.arg("--no-db");
@@ -108,10 +113,11 @@ impl Start<'_> {
         if self.args.windows(2).any(|pair| pair == ["--log", "json"]) {
             let mut stderr = child.stderr.take().unwrap();
             let (place, start_lines) = logged_place(&mut stderr);
-            return (Server { child, place, _out: out, start_lines, log: None, reader: None }, stderr);
+            return (Server { child, place, resp: None, _out: out, start_lines, log: None, reader: None }, stderr);
         }
         let mut said = String::new();
-        let place = loop {
+        let mut place = None;
+        let (place, resp) = loop {
             let mut line = String::new();
             if out.read_line(&mut line).unwrap() == 0 {
                 let mut error = String::new();
@@ -120,12 +126,14 @@ impl Start<'_> {
                 panic!("the server did not start: {status}\n{said}{error}");
             }
             said.push_str(&line);
-            if let Some(place) = line.trim().strip_prefix("http ") {
-                break place.trim().to_owned();
+            place = line.trim().strip_prefix("http ").map(|place| place.trim().to_owned()).or(place);
+            let resp = line.trim().strip_prefix("resp ").map(|place| place.trim().to_owned());
+            if let Some(place) = place.clone().filter(|_| resp.is_some() || !self.args.contains(&"--resp")) {
+                break (place, resp);
             }
         };
         let stderr = child.stderr.take().unwrap();
-        (Server { child, place, _out: out, start_lines: Vec::new(), log: None, reader: None }, stderr)
+        (Server { child, place, resp, _out: out, start_lines: Vec::new(), log: None, reader: None }, stderr)
     }
 }
 
