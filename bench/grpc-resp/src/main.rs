@@ -1,12 +1,17 @@
-//! What a decision costs the server in CPU time when a Redis client asks: Threshold's `CL.THROTTLE` beside redis-cell,
-//! throttlecrab, and Redis counting with `INCR` as the floor; one at a time and in pipelines.
+//! What a decision costs the server in CPU time. Redis clients: Threshold's `CL.THROTTLE` beside redis-cell, throttlecrab, and
+//! Redis counting with `INCR` as the floor. gRPC clients: Envoy's `ShouldRateLimit` with four descriptors beside limitador and
+//! throttlecrab, and bare tonic as the floor.
 
+mod floor;
+mod grpc;
 mod load;
+mod messages;
 mod peers;
 #[expect(dead_code, reason = "the benchmark over HTTP measures memory too")]
 #[path = "../../http/src/process.rs"]
 mod process;
 mod report;
+mod resp;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,13 +21,15 @@ use anyhow::{Context as _, Result};
 use load::Load;
 use report::{Report, Series};
 
-/// How many connections ask at once.
-const CONNECTIONS: u64 = 16;
-/// How many keys they draw from.
+/// How many keys are drawn from.
 const KEYS: u64 = 1_000_000;
 
 fn main() -> ExitCode {
-    match run() {
+    let result = match std::env::args().nth(1).as_deref() {
+        Some("floor") => floor::serve(),
+        _ => run(),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("grpc-resp: {error:#}");
@@ -39,7 +46,10 @@ fn run() -> Result<()> {
         Err(_) => 7,
     };
     let time = Duration::from_millis(if quick { 300 } else { 1_500 });
-    let started = peers::start()?;
+    let mut started = peers::start()?;
+    if let Ok(part) = std::env::var("ONLY") {
+        started.entries.retain(|entry| entry.name.contains(&part) || entry.is_floor());
+    }
     let mut all: Vec<Series> = started.entries.iter().map(Series::new).collect();
     // Everybody once in each round, in an order that rotates: a slow minute of the machine slows them all. One round goes
     // ahead to warm up.

@@ -1,4 +1,4 @@
-//! What a run found, as a table.
+//! What a run found, as two tables.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,27 +9,41 @@ use anyhow::{Context as _, Result};
 use findings::{Spread, grouped, machine, number, table};
 
 use crate::load::Load;
-use crate::peers::{Entry, FLOOR};
-use crate::{CONNECTIONS, KEYS};
+use crate::peers::{Call, Entry};
+use crate::{KEYS, grpc, resp};
 
 /// What one entry did in all rounds.
 pub struct Series {
     name: &'static str,
-    pipeline: usize,
+    is_floor: bool,
+    clients: Clients,
+    /// How much is under way on each connection.
+    shape: String,
     /// Microseconds of the server's CPU a decision, by round.
     cpu: Vec<f64>,
     /// Decisions a second, by round.
     rate: Vec<f64>,
-    /// Microseconds that 99 of 100 pipelines took at most, by round.
+    /// Microseconds that 99 of 100 calls, or pipelines, took at most, by round.
     p99: Vec<f64>,
     errors: usize,
+}
+
+/// Whose table it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Clients {
+    Redis,
+    Grpc,
 }
 
 impl Series {
     /// Nothing done yet.
     pub fn new(entry: &Entry) -> Self {
-        let (name, pipeline) = (entry.name, entry.pipeline);
-        Self { name, pipeline, cpu: vec![], rate: vec![], p99: vec![], errors: 0 }
+        let (clients, shape) = match entry.call {
+            Call::Resp(call) => (Clients::Redis, call.pipeline.to_string()),
+            Call::Grpc(call) => (Clients::Grpc, format!("{} × {}", call.connections, call.at_once)),
+        };
+        let (name, is_floor) = (entry.name, entry.is_floor());
+        Self { name, is_floor, clients, shape, cpu: vec![], rate: vec![], p99: vec![], errors: 0 }
     }
 
     /// Adds a round.
@@ -58,7 +72,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Prints the table, and writes it to `bench/results/grpc-resp.md`.
+    /// Prints the tables, and writes them to `bench/results/grpc-resp.md`.
     pub fn publish(&self) -> Result<()> {
         let text = self.text();
         print!("{text}");
@@ -68,35 +82,47 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut out = format!("# Redis clients\n\n{}; {} rounds.\n\n", machine(), self.rounds);
+        let mut out = format!("# Redis and gRPC clients\n\n{}; {} rounds.\n\n", machine(), self.rounds);
         let _ = writeln!(
             out,
-            "{CONNECTIONS} connections with one pipeline under way each, {} keys drawn evenly, nothing denied: median (min–max).\n\
-             CPU is the server's own, and × how many times that of Redis's INCR in the same round and pipeline.\n",
-            grouped(KEYS as usize)
+            "{} keys drawn evenly, nothing denied: median (min–max). CPU is the server's own, and × how many times that of the\n\
+             first server in the same round and form.\n\n## Redis clients\n\n{} connections with one pipeline under way each.\n",
+            grouped(KEYS as usize),
+            resp::CONNECTIONS
         );
-        let head = ["server", "pipeline", "CPU µs a decision", "×", "decisions a second", "p99 µs of a pipeline"];
+        out += &self.table(Clients::Redis, "pipeline", "p99 µs of a pipeline");
+        let _ = writeln!(
+            out,
+            "\n## gRPC clients\n\nConnections, of {} threads, and calls under way on each; four descriptors a call, but for throttlecrab's one key.\n",
+            grpc::THREADS
+        );
+        out += &self.table(Clients::Grpc, "connections × calls", "p99 µs");
+        for series in self.series.iter().filter(|series| series.errors > 0) {
+            let Series { name, shape, errors, .. } = series;
+            let _ = writeln!(out, "\nNot as meant: {name} ({shape}) answered {} errors or denials.", grouped(*errors));
+        }
+        for absent in &self.absent {
+            let _ = writeln!(out, "\nAbsent: {absent}.");
+        }
+        out
+    }
+
+    fn table(&self, clients: Clients, shape: &str, p99: &str) -> String {
+        let head = ["server", shape, "CPU µs a decision", "×", "decisions a second", p99];
         let mut cells = vec![head.map(str::to_owned).to_vec()];
-        for series in &self.series {
-            let is_floor = |other: &&Series| other.name == FLOOR && other.pipeline == series.pipeline;
+        for series in self.series.iter().filter(|series| series.clients == clients) {
+            let is_floor = |other: &&Series| other.is_floor && other.clients == clients && other.shape == series.shape;
             let ratio = self.series.iter().find(is_floor).map_or(f64::NAN, |floor| series.ratio(floor));
             cells.push(vec![
                 series.name.to_owned(),
-                series.pipeline.to_string(),
+                series.shape.clone(),
                 cell(&series.cpu),
                 format!("{ratio:.2}"),
                 cell(&series.rate),
                 cell(&series.p99),
             ]);
         }
-        out += &table(&cells);
-        for series in self.series.iter().filter(|series| series.errors > 0) {
-            let _ = writeln!(out, "\nNot as meant: {} answered {} errors.", series.name, grouped(series.errors));
-        }
-        for absent in &self.absent {
-            let _ = writeln!(out, "\nAbsent: {absent}.");
-        }
-        out
+        table(&cells)
     }
 }
 
