@@ -49,7 +49,7 @@ pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<Report> {
     let source = Source { name: "grove (demo)".to_owned(), text };
     // As on the command line, so that a demo has the same defaults as a server.
     let http = args.http.to_string();
-    let cli = Cli::try_parse_from(["threshold", "serve", "--no-db", "--no-resp", "--http", &http])?;
+    let cli = Cli::try_parse_from(["threshold", "serve", "--no-db", "--no-grpc", "--no-resp", "--http", &http])?;
     let Command::Serve(serve_args) = cli.command else { anyhow::bail!("the demo cannot be started") };
     crate::print("Open the address of http in a browser. Ctrl-C ends the demo; --http ADDR chooses another address.\n");
     serve::run_with(

@@ -14,7 +14,8 @@ export async function start(binary, policy, { flags = [], env = {} } = {}) {
   const folder = await mkdtemp(join(tmpdir(), "threshold-page-"));
   const file = join(folder, "policy.toml");
   await writeFile(file, policy);
-  const args = ["serve", file, "--http", "127.0.0.1:0", "--db", join(folder, "threshold.db"), ...flags];
+  const own = ["--http", "127.0.0.1:0", "--no-grpc", "--no-resp", "--db", join(folder, "threshold.db")];
+  const args = ["serve", file, ...own, ...flags];
   const server = await launch(binary, args, folder, env);
   return { ...server, file };
 }

@@ -289,7 +289,7 @@ fn an_address_that_was_asked_for_must_be_free() {
     // In use by this test, or by another program.
     let _default = std::net::TcpListener::bind("127.0.0.1:8081");
     let mut child = Command::new(env!("CARGO_BIN_EXE_threshold"))
-        .args(["serve", "--no-db", "--http", "127.0.0.1:0"])
+        .args(["serve", "--no-db", "--no-resp", "--http", "127.0.0.1:0"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -300,7 +300,8 @@ fn an_address_that_was_asked_for_must_be_free() {
     let mut log = String::new();
     child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     let _ = child.wait();
-    assert!(log.contains("no gRPC") && banner.iter().all(|line| !line.contains("grpc")), "{log} {banner:?}");
+    assert!(log.contains("no gRPC (--grpc ADDR") && log.contains("127.0.0.1:8081"), "{log}");
+    assert!(!banner.is_empty() && banner.iter().all(|line| !line.contains("grpc")), "{banner:?}");
     let open = Start { args: &["--grpc", "0.0.0.0:0"], ..Start::default() }.command().output().unwrap();
     assert!(String::from_utf8(open.stderr).unwrap().contains("THRESHOLD_TOKEN is not set"));
 }

@@ -246,19 +246,28 @@ fn a_shadow_ban_is_listed_until_it_is_forgiven() {
     assert_eq!(client.send("GET", "/v1/shadow-bans", &[], "").unwrap().json(), json!([]));
 }
 
-/// The demo blocks its scraper within a minute, and says that it is a demo.
+/// The demo blocks its scraper within a minute, and says that it is a demo. It opens nothing but its page: a server may
+/// already run on the default addresses.
+///
+/// Woken by: leaving out `--no-grpc` or `--no-resp`, whether or not their addresses are in use.
 #[test]
 fn the_demo_shows_blocked_traffic_within_a_minute() {
+    let folder = Scratch::folder();
+    let log = folder.path().join("log");
     let mut demo = Command::new(env!("CARGO_BIN_EXE_threshold"))
         .args(["demo", "--http", "127.0.0.1:0"])
         .env_clear()
+        .env("THRESHOLD_LOG", "warn")
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let mut lines = std::io::BufReader::new(demo.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let place = lines.find_map(|line| line.split_once("http://").map(|(_, place)| place.trim().to_owned())).unwrap();
-    let mut client = super::client::Client::new(std::net::TcpStream::connect(&place).unwrap());
+    let lines = std::io::BufReader::new(demo.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let banner: Vec<String> = lines.take_while(|line| !line.contains("tokens ")).collect();
+    let at = |name: &str| banner.iter().find_map(|line| line.trim().strip_prefix(name)).map(str::trim);
+    assert_eq!((at("grpc "), at("resp ")), (None, None));
+    let place = at("http ").unwrap().strip_prefix("http://").unwrap();
+    let mut client = super::client::Client::new(std::net::TcpStream::connect(place).unwrap());
     assert_eq!(client.send("GET", "/v1/session", &[], "").unwrap().json()["demo"], true);
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -272,6 +281,8 @@ fn the_demo_shows_blocked_traffic_within_a_minute() {
     }
     demo.kill().unwrap();
     demo.wait().unwrap();
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(!log.contains("--grpc") && !log.contains("--resp"), "{log}");
 }
 
 /// Woken by leaving out a field of the line, or the filter.

@@ -57,7 +57,7 @@ fn only_an_address_that_was_asked_for_must_be_free() {
     // If it is in use by something else, so much the better.
     let _taken = TcpListener::bind("127.0.0.1:6380");
     let mut child = Command::new(env!("CARGO_BIN_EXE_threshold"))
-        .args(["serve", "--no-db", "--http", "127.0.0.1:0"])
+        .args(["serve", "--no-db", "--no-grpc", "--http", "127.0.0.1:0"])
         .env_clear()
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -74,7 +74,7 @@ fn only_an_address_that_was_asked_for_must_be_free() {
     let mut log = String::new();
     child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     child.wait().unwrap();
-    assert!(log.contains("no RESP listener") && log.contains("127.0.0.1:6380"), "{log}");
+    assert!(log.contains("no RESP listener (--resp ADDR") && log.contains("127.0.0.1:6380"), "{log}");
     assert!(!banner.contains("resp "), "{banner}");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
