@@ -45,8 +45,8 @@ impl ImportError {
 enum Values {
     /// Only this one.
     One(String),
-    /// All that begin so: a value with a star at its end.
-    Prefix(String),
+    /// All with these parts in this order and anything between them: a value with stars, of which there is at least one.
+    Pattern(Vec<String>),
     /// Any: a node without a value.
     Any,
 }
@@ -55,10 +55,23 @@ impl Values {
     fn contain(&self, value: &str) -> bool {
         match self {
             Self::One(own) => own == value,
-            Self::Prefix(prefix) => value.starts_with(prefix),
+            Self::Pattern(parts) => contains_parts(parts, value),
             Self::Any => true,
         }
     }
+}
+
+/// Whether a value begins with the first part, ends with the last one, and has the others between them in their order.
+fn contains_parts(parts: &[String], value: &str) -> bool {
+    let [first, middle @ .., last] = parts else { return false };
+    let between = value.strip_prefix(first.as_str()).and_then(|rest| rest.strip_suffix(last.as_str()));
+    // The earliest place of each part leaves the most for those after it.
+    let found = |rest: &'_ str, part: &String| rest.find(part.as_str()).map(|at| at.saturating_add(part.len()));
+    let mut rest = between;
+    for part in middle {
+        rest = rest.and_then(|rest| rest.get(found(rest, part)?..));
+    }
+    rest.is_some()
 }
 
 /// An entry of a path: the fact of its key, and its values.
@@ -68,5 +81,7 @@ type Entry = (String, Values);
 #[derive(Debug, Clone)]
 struct Limited<'n> {
     path: Vec<Entry>,
+    /// The facts of the path whose values share one counter.
+    shared: Vec<&'n str>,
     node: &'n Node,
 }

@@ -29,9 +29,11 @@ struct DescriptorFile {
     #[serde(default)]
     shadow_mode: bool,
     #[serde(default)]
-    share_threshold: bool,
+    share_threshold: Option<Spanned<bool>>,
     #[serde(default)]
     quota_mode: Option<Spanned<bool>>,
+    #[serde(default)]
+    metadata: Option<Spanned<serde::de::IgnoredAny>>,
     // Only for the statistics of that service.
     #[serde(default, rename = "detailed_metric")]
     _detailed_metric: bool,
@@ -58,7 +60,7 @@ struct LimitFile {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReplacedFile {
-    name: Spanned<String>,
+    name: Spanned<Option<String>>,
 }
 
 /// A descriptor, with those below it.
@@ -92,8 +94,12 @@ pub(super) fn read(text: &str) -> Result<(String, Vec<Node>), ImportError> {
         budget: serde_saphyr::budget! { max_nodes: MAX_NODES, max_events: MAX_NODES.saturating_mul(2) },
         with_snippet: false,
     };
-    let root: RootFile = serde_saphyr::from_str_with_options(text, options)
-        .map_err(|error| ImportError { line: error.location().map(|at| at.line()), message: error.to_string() })?;
+    let root: RootFile = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let message = error.to_string();
+        // The place is told before it, as for all other errors.
+        let message = message.rsplit_once(" at line ").map_or(&*message, |(message, _)| message).to_owned();
+        ImportError { line: error.location().map(|at| at.line()), message }
+    })?;
     if root.domain.value.is_empty() {
         return Err(ImportError::new(root.domain.referenced.line(), "the domain is empty"));
     }
@@ -123,15 +129,23 @@ fn node(file: DescriptorFile, above: &[&str]) -> Result<Node, ImportError> {
     if let Some(quota) = file.quota_mode.filter(|quota| quota.value) {
         return Err(ImportError::new(quota.referenced.line(), "quota_mode: every limit of a policy denies by itself"));
     }
+    if let Some(metadata) = file.metadata {
+        let message = "metadata: this server sends no dynamic metadata to Envoy; leave it out if no filter reads it";
+        return Err(ImportError::new(metadata.referenced.line(), message));
+    }
     let values = match file.value {
         None => Values::Any,
         Some(value) => values(value)?,
     };
+    let shares = file.share_threshold.filter(|shares| shares.value);
+    if let Some(shares) = shares.as_ref().filter(|_| !matches!(values, Values::Pattern(_))) {
+        return Err(ImportError::new(shares.referenced.line(), "share_threshold: the value has no star"));
+    }
     let limit = file.rate_limit.map(|limit| limit.read(line)).transpose()?;
     let fact = fact(key, above);
     let facts: Vec<&str> = above.iter().copied().chain([&*fact]).collect();
     let below = nodes(file.descriptors, &facts)?;
-    let (is_shadow, is_shared) = (file.shadow_mode, file.share_threshold);
+    let (is_shadow, is_shared) = (file.shadow_mode, shares.is_some());
     Ok(Node { line, fact, values, limit, is_shadow, is_shared, below })
 }
 
@@ -144,19 +158,21 @@ fn fact(key: String, above: &[&str]) -> String {
 
 fn values(value: Spanned<String>) -> Result<Values, ImportError> {
     let line = value.referenced.line();
-    let (text, is_prefix) = match value.value.strip_suffix('*') {
-        Some(prefix) => (prefix.to_owned(), true),
-        None => (value.value, false),
-    };
-    if text.contains(['*', '{', '}']) {
-        let message = format!("\"{text}\": a pattern of a policy cannot have *, {{ or }} as themselves");
+    let text = value.value;
+    if text.contains(['{', '}']) {
+        let message = format!("\"{text}\": a pattern of a policy cannot have {{ or }} as themselves");
         return Err(ImportError::new(line, message));
     }
-    Ok(match (is_prefix, text.is_empty()) {
+    let parts: Vec<&str> = text.split('*').collect();
+    Ok(match parts.as_slice() {
+        [""] => Values::Any,
+        [value] => Values::One((*value).to_owned()),
         // A star alone is any value, as no value is; but it comes before that.
-        (true, _) => Values::Prefix(text),
-        (false, true) => Values::Any,
-        (false, false) => Values::One(text),
+        [first, middle @ .., last] => {
+            let middle = middle.iter().filter(|part| !part.is_empty());
+            Values::Pattern([first].into_iter().chain(middle).chain([last]).map(|part| (*part).to_owned()).collect())
+        }
+        [] => Values::Any,
     })
 }
 
@@ -166,12 +182,16 @@ impl LimitFile {
             let message = format!(
                 "replaces: \"{}\" would apply to a request unless another of its descriptors has this limit, and a policy decides \
                  each descriptor by itself",
-                replaced.name.value
+                replaced.name.value.unwrap_or_default()
             );
             return Err(ImportError::new(replaced.name.referenced.line(), message));
         }
         if self.unlimited {
-            return Ok(NodeLimit::Unlimited);
+            return match self.unit {
+                // That service does not load it either.
+                Some(unit) => Err(ImportError::new(unit.referenced.line(), "unlimited: a limit with a unit is none")),
+                None => Ok(NodeLimit::Unlimited),
+            };
         }
         let Some(unit) = self.unit else { return Err(ImportError::new(line, "the rate_limit has no unit")) };
         let short = match unit.value.to_ascii_uppercase().as_str() {

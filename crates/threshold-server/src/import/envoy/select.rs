@@ -14,6 +14,8 @@ use super::{Entry, ImportError, Limited, Values};
 const MAX_TRIED: usize = 200_000;
 /// What no value of a file contains.
 const OTHER: char = '\u{1}';
+/// The same, in a value that two patterns of a key match.
+const BOTH: char = '\u{2}';
 
 /// The rules that decide as the file does.
 #[derive(Debug)]
@@ -38,7 +40,9 @@ impl<'n> Selection<'n> {
         let mut limited = Vec::new();
         each_path(nodes, &mut Vec::new(), &mut |path, node| {
             if node.limit.is_some() {
-                limited.push(Limited { path: path.to_vec(), node });
+                let shared = path.iter().filter(|node| node.is_shared).map(|node| node.fact.as_str()).collect();
+                let path = path.iter().map(|node| (node.fact.clone(), node.values.clone())).collect();
+                limited.push(Limited { path, shared, node });
             }
         });
         let tried = descriptors(nodes)?;
@@ -65,7 +69,9 @@ impl<'n> Selection<'n> {
                 others = true;
             }
         }
-        if others && picked.is_none() {
+        // What two patterns match has more forms than the one that is tried: it passes only with one of the patterns.
+        let is_of_both = descriptor.iter().any(|(_, value)| value.contains(BOTH));
+        if others && picked.is_none() && !is_of_both {
             self.passes
                 .insert(descriptor.iter().map(|(key, value)| (key.clone(), kind_of(nodes, key, value))).collect());
         }
@@ -104,10 +110,10 @@ impl<'n> Selection<'n> {
     }
 }
 
-/// Calls a function for each node with its path.
-fn each_path<'n>(nodes: &'n [Node], above: &mut Vec<Entry>, each: &mut impl FnMut(&[Entry], &'n Node)) {
+/// Calls a function for each node with its path, which ends with it.
+fn each_path<'n>(nodes: &'n [Node], above: &mut Vec<&'n Node>, each: &mut impl FnMut(&[&'n Node], &'n Node)) {
     for node in nodes {
-        above.push((node.fact.clone(), node.values.clone()));
+        above.push(node);
         each(above, node);
         each_path(&node.below, above, each);
         above.pop();
@@ -123,7 +129,7 @@ fn picked_line(nodes: &[Node], descriptor: &Tried) -> Option<u64> {
             level.iter().filter(of_key).find(|node| wanted(&node.values) && node.values.contain(value))
         };
         let node = by(|values| matches!(values, Values::One(_)))
-            .or_else(|| by(|values| matches!(values, Values::Prefix(_))))
+            .or_else(|| by(|values| matches!(values, Values::Pattern(_))))
             .or_else(|| by(|values| *values == Values::Any))?;
         picked = node.limit.is_some().then_some(node.line);
         level = &node.below;
@@ -139,12 +145,18 @@ fn matches(path: &[Entry], descriptor: &Tried) -> bool {
 /// Returns a descriptor of every kind that the file tells apart, for each sequence of keys in it.
 fn descriptors(nodes: &[Node]) -> Result<Vec<Tried>, ImportError> {
     let (mut shapes, mut kinds) = (BTreeSet::new(), BTreeMap::<String, BTreeSet<String>>::new());
+    let mut patterns = BTreeMap::<&str, BTreeSet<&[String]>>::new();
     each_path(nodes, &mut Vec::new(), &mut |path, node| {
-        shapes.insert(path.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>());
+        shapes.insert(path.iter().map(|node| node.fact.clone()).collect::<Vec<_>>());
         let kinds = kinds.entry(node.fact.clone()).or_insert_with(|| [OTHER.to_string()].into());
         match &node.values {
             Values::One(value) => drop(kinds.insert(value.clone())),
-            Values::Prefix(prefix) => drop(kinds.insert(format!("{prefix}{OTHER}"))),
+            Values::Pattern(parts) => {
+                kinds.insert(parts.join(&OTHER.to_string()));
+                let others = patterns.entry(&node.fact).or_default();
+                kinds.extend(others.iter().filter_map(|other| of_both(parts, other)));
+                others.insert(parts);
+            }
             Values::Any => {}
         }
     });
@@ -170,11 +182,24 @@ fn descriptors(nodes: &[Node]) -> Result<Vec<Tried>, ImportError> {
     Ok(tried)
 }
 
+/// Returns a value that two patterns match, if there is one that neither says by itself.
+fn of_both(one: &[String], other: &[String]) -> Option<String> {
+    let ([first, one @ .., last], [other_first, other @ .., other_last]) = (one, other) else { return None };
+    let longer =
+        |a: &'_ String, b: &'_ String| if a.len() >= b.len() { (a.clone(), b.clone()) } else { (b.clone(), a.clone()) };
+    let ((first, within_first), (last, within_last)) = (longer(first, other_first), longer(last, other_last));
+    if !first.starts_with(&within_first) || !last.ends_with(&within_last) {
+        return None;
+    }
+    let parts = [&[first], one, other, &[last]].concat();
+    Some(parts.join(&BOTH.to_string()))
+}
+
 /// Returns the values of the same kind as one that was tried.
 fn kind_of(nodes: &[Node], key: &str, value: &str) -> Values {
     let mut kind = Values::Any;
-    if let Some(prefix) = value.strip_suffix(OTHER).filter(|prefix| !prefix.is_empty()) {
-        return Values::Prefix(prefix.to_owned());
+    if value.contains(OTHER) && value.chars().any(|c| c != OTHER) {
+        return Values::Pattern(value.split(OTHER).map(str::to_owned).collect());
     }
     each_path(nodes, &mut Vec::new(), &mut |_, node| {
         if node.fact == key && node.values == Values::One(value.to_owned()) {
@@ -185,9 +210,8 @@ fn kind_of(nodes: &[Node], key: &str, value: &str) -> Values {
 }
 
 fn shown(key: &str, value: &str) -> String {
-    match value.strip_suffix(OTHER) {
-        None => format!("{key}={value}"),
-        Some("") => format!("{key}=(another)"),
-        Some(prefix) => format!("{key}={prefix}…"),
+    if value.chars().all(|c| c == OTHER) {
+        return format!("{key}=(another)");
     }
+    format!("{key}={}", value.replace([OTHER, BOTH], "…"))
 }

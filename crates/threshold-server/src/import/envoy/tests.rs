@@ -14,7 +14,7 @@ use super::file::{self, Node, NodeLimit};
 use super::{Values, import};
 
 /// Configurations in the manner of the service's own examples.
-const EXAMPLES: [&str; 8] = [
+const EXAMPLES: [&str; 10] = [
     // A key that Envoy repeats, and one with the name of the fact of the domain.
     "domain: twice\ndescriptors:\n- key: generic_key\n  value: a\n  descriptors:\n  - {key: generic_key, value: b, rate_limit: {unit: minute, requests_per_unit: 1}}\n\
      - {key: domain, rate_limit: {unit: minute, requests_per_unit: 2}}\n",
@@ -30,6 +30,13 @@ const EXAMPLES: [&str; 8] = [
     // Wildcards: each value has a counter of its own, or all of them share one.
     "domain: paths\ndescriptors:\n- {key: path, value: /api*, rate_limit: {unit: minute, requests_per_unit: 2}}\n\
      - {key: path, value: /img*, share_threshold: true, rate_limit: {unit: week, requests_per_unit: 3}}\n",
+    // Stars within a value. The first pattern of the file counts where two match.
+    "domain: stars\ndescriptors:\n- {key: path, value: a*b, rate_limit: {unit: minute, requests_per_unit: 2}}\n\
+     - {key: path, value: '*c**b', rate_limit: {unit: minute, requests_per_unit: 1}}\n\
+     - {key: route, value: x*y*z, share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 3}}\n",
+    // The values of a pattern share one counter, also where the limit is below it.
+    "domain: shared\ndescriptors:\n- key: file\n  value: f*\n  share_threshold: true\n  descriptors:\n  - key: user\n    \
+     rate_limit: {unit: hour, requests_per_unit: 2}\n",
     // A limit that only watches, below a limit of its own.
     "domain: watch\ndescriptors:\n- key: tenant\n  rate_limit: {unit: month, requests_per_unit: 4}\n  descriptors:\n  - key: plan\n    value: free\n    \
      shadow_mode: true\n    rate_limit: {unit: minute, requests_per_unit: 1}\n",
@@ -47,17 +54,18 @@ struct Model<'n> {
 
 impl Model<'_> {
     fn allows(&mut self, descriptor: &[(&str, &str)], now: u64) -> bool {
-        let (mut level, mut found) = (self.nodes, None);
+        let (mut level, mut found, mut values) = (self.nodes, None, Vec::new());
         for (key, value) in descriptor {
             let rank = |node: &&Node| match &node.values {
                 Values::One(own) if own == value => Some(0),
-                Values::Prefix(prefix) if value.starts_with(prefix.as_str()) => Some(1),
+                Values::Pattern(parts) if is_like(&parts.join("*"), value) => Some(1),
                 Values::Any => Some(2),
                 _ => None,
             };
             let of_key = level.iter().filter(|node| node.fact == *key && rank(node).is_some());
             found = of_key.min_by_key(|node| rank(node));
             let Some(node) = found else { return true };
+            values.extend(Some((*value).to_owned()).filter(|_| !node.is_shared));
             level = &node.below;
         }
         let Some(node) = found else { return true };
@@ -76,11 +84,18 @@ impl Model<'_> {
             "month" => 30 * 86_400,
             _ => 365 * 86_400,
         };
-        let values = descriptor.iter().map(|(_, value)| (*value).to_owned());
-        let values = if node.is_shared { Vec::new() } else { values.collect() };
         let count = self.counts.entry((node.line, values, now / seconds)).or_default();
         *count += 1;
         *count <= number.parse().unwrap() || node.is_shadow
+    }
+}
+
+/// Whether a value is like a pattern, in which a star is anything.
+fn is_like(pattern: &str, value: &str) -> bool {
+    match pattern.split_at_checked(1) {
+        None => value.is_empty(),
+        Some(("*", rest)) => (0..=value.len()).any(|at| value.get(at..).is_some_and(|after| is_like(rest, after))),
+        Some((first, rest)) => value.strip_prefix(first).is_some_and(|after| is_like(rest, after)),
     }
 }
 
@@ -94,7 +109,8 @@ fn parse(text: &str) -> Policy {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Woken by: leaving out `fallback` or the rules that pass; a bucket in place of a fixed window; `per` without the wildcard's value.
+    /// Woken by: leaving out `fallback` or the rules that pass; a bucket in place of a fixed window; `per` without the wildcard's value;
+    /// `shared` of the last node only; leaving out `of_both`.
     #[test]
     fn an_imported_policy_decides_as_the_service_does(
         calls in prop::collection::vec((any::<prop::sample::Index>(), any::<[prop::sample::Index; 3]>(), 0_u64..30), 1..60),
@@ -126,7 +142,7 @@ fn collect<'n>(nodes: &'n [Node], above: &[&'n str], shapes: &mut Vec<Vec<&'n st
         let keys: Vec<&str> = above.iter().copied().chain([&*node.fact]).collect();
         match &node.values {
             Values::One(value) => values.push(value.clone()),
-            Values::Prefix(prefix) => values.extend([format!("{prefix}/1"), format!("{prefix}/2")]),
+            Values::Pattern(parts) => values.extend(["", "/1", "c/2"].map(|between| parts.join(between))),
             Values::Any => {}
         }
         shapes.push(keys.clone());
@@ -186,7 +202,21 @@ fn what_a_policy_cannot_express_is_an_error_with_its_line() {
     let cases = [
         ("domain: ''\n".to_owned(), "x.yaml:1: the domain is empty"),
         (format!("domain: d\ndescriptors:\n- {{key: '', {limit}}}\n"), "x.yaml:3: the key is empty"),
-        (format!("domain: d\ndescriptors:\n- key: a\n  value: b*c\n  {limit}\n"), "x.yaml:4: \"b*c\": a pattern"),
+        (format!("domain: d\ndescriptors:\n- key: a\n  value: b{{c}}\n  {limit}\n"), "x.yaml:4: \"b{c}\": a pattern"),
+        (format!("domain: d\ndescriptors:\n- key: a\n  value: b\n  share_threshold: true\n  {limit}\n"), "x.yaml:5: share_threshold"),
+        (format!("domain: d\ndescriptors:\n- key: a\n  metadata:\n    any: thing\n  {limit}\n"), "x.yaml:5: metadata"),
+        (
+            "domain: d\ndescriptors:\n- key: a\n  rate_limit:\n    unlimited: true\n    unit: day\n".to_owned(),
+            "x.yaml:6: unlimited: a limit with a unit is none",
+        ),
+        // Two fallbacks, which both apply where both match.
+        (
+            format!(
+                "domain: d\ndescriptors:\n- {{key: a, value: x, {limit}}}\n- {{key: a, value: '*', {limit}}}\n- {{key: a, value: b*c, {limit}}}\n\
+                 - {{key: a, value: '*d*', {limit}}}\n"
+            ),
+            "x.yaml:4: a descriptor of a=",
+        ),
         (format!("domain: d\ndescriptors:\n- {{key: a, {limit}}}\n- {{key: a, {limit}}}\n"), "x.yaml:4: the same key and value as in line 3"),
         ("domain: d\ndescriptors:\n- key: a\n  rate_limit:\n    unit: fortnight\n".to_owned(), "x.yaml:5: unknown unit \"fortnight\""),
         ("domain: d\ndescriptors:\n- key: a\n  rate_limit: {requests_per_unit: 1}\n".to_owned(), "x.yaml:3: the rate_limit has no unit"),
@@ -200,7 +230,11 @@ fn what_a_policy_cannot_express_is_an_error_with_its_line() {
             format!("domain: d\ndescriptors:\n- {{key: a, value: x1, {limit}}}\n- {{key: a, value: x*, {limit}}}\n- {{key: a, {limit}}}\n"),
             "x.yaml:4: a descriptor of a=x… has this limit, and a policy would apply that of line 5 to it too",
         ),
-        ("domain: d\ndescriptors:\n- key: a\n  rate_limits: 1\n".to_owned(), "x.yaml"),
+        (
+            "domain: d\ndescriptors:\n- key: a\n  rate_limit:\n    unit: second\n    replaces:\n    - name:\n".to_owned(),
+            "x.yaml:7: replaces: \"\"",
+        ),
+        ("domain: d\ndescriptors:\n- key: a\n  rate_limits: 1\n".to_owned(), "x.yaml:4: unknown field `rate_limits`"),
         ("- not a mapping\n".to_owned(), "x.yaml"),
         ("domain: d\n  descriptors: [\n".to_owned(), "x.yaml"),
     ];

@@ -72,14 +72,12 @@ impl SelectedRule<'_> {
 
     /// What is counted apart: the values of all keys that may have several.
     fn per(&self) -> String {
-        let is_last_shared =
-            |place: usize| self.limited.node.is_shared && place.saturating_add(1) == self.limited.path.len();
-        let several = self.limited.path.iter().enumerate().filter(|(place, (_, values))| match values {
+        let several = self.limited.path.iter().filter(|(key, values)| match values {
             Values::One(_) => false,
-            Values::Prefix(_) => !is_last_shared(*place),
+            Values::Pattern(_) => !self.limited.shared.contains(&key.as_str()),
             Values::Any => true,
         });
-        let parts: Vec<String> = several.map(|(_, (key, _))| quoted(&format!("fact:{key}"))).collect();
+        let parts: Vec<String> = several.map(|(key, _)| quoted(&format!("fact:{key}"))).collect();
         // One counter, in the same layer as the others.
         if parts.is_empty() { "\"fact:domain\"".to_owned() } else { parts.join(", ") }
     }
@@ -90,7 +88,7 @@ fn head(domain: &str, path: &[Entry], names: &mut BTreeSet<String>, text: &mut S
     let facts = path.iter().map(|(key, values)| {
         let pattern = match values {
             Values::One(value) => value.clone(),
-            Values::Prefix(prefix) => format!("{prefix}**"),
+            Values::Pattern(parts) => parts.join("**"),
             Values::Any => "**".to_owned(),
         };
         format!(", {} = {}", bare_or_quoted(key), quoted(&pattern))
@@ -109,7 +107,7 @@ fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
 fn shown(path: &[Entry]) -> String {
     let entries = path.iter().map(|(key, values)| match values {
         Values::One(value) => format!("{key}={value}"),
-        Values::Prefix(prefix) => format!("{key}={prefix}*"),
+        Values::Pattern(parts) => format!("{key}={}", parts.join("*")),
         Values::Any => key.clone(),
     });
     entries.collect::<Vec<_>>().join(", ")
