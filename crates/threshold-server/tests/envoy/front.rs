@@ -104,8 +104,34 @@ impl Front {
         let [grpc, http] = [(); 2].map(|()| free_address());
         let threshold = Threshold::start(&folder, grpc, http);
         let config = config(grpc, http, origin.address()).to_string();
-        std::fs::write(folder.path().join("envoy.json"), config).unwrap();
-        let (envoy, ports) = start_envoy(folder.path());
+        let (envoy, ports) = start_envoy(folder.path(), &config, LISTENERS);
+        Self { origin, threshold: RefCell::new(Some(threshold)), grpc, http, envoy, ports, folder }
+    }
+
+    /// Runs a file of `deploy/envoy` with its policy. Only its ports are others, and a busy machine does not let requests through.
+    pub(crate) fn of_deploy(file: &str) -> Self {
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/envoy");
+        let (origin, folder) = (Origin::start(), Scratch::folder());
+        std::fs::copy(deploy.join("policy.toml"), folder.path().join("policy.toml")).unwrap();
+        let [grpc, http] = [(); 2].map(|()| free_address());
+        let threshold = Threshold::start(&folder, grpc, http);
+        let mut text = std::fs::read_to_string(deploy.join(file)).unwrap();
+        for (own, other) in [
+            ("address: 0.0.0.0, port_value: 8000", "address: 127.0.0.1, port_value: 0".to_owned()),
+            ("port_value: 8081", format!("port_value: {}", grpc.port())),
+            ("port_value: 3000", format!("port_value: {}", origin.address().port())),
+            ("timeout: 0.05s", "timeout: 5s".to_owned()),
+        ] {
+            assert_eq!(text.matches(own).count(), 1, "{own}");
+            text = text.replace(own, &other);
+        }
+        // As its first lines say.
+        let service = text.lines().find(|line| line.trim_start().starts_with("envoy_grpc:")).unwrap().to_owned();
+        let indent = service.split("envoy_grpc").next().unwrap();
+        let token = format!("{indent}initial_metadata: [{{key: authorization, value: \"Bearer {TOKEN}\"}}]");
+        let text = text.replace(&service, &format!("{service}\n{token}"));
+        let text = format!("{text}admin: {{address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}}}\n");
+        let (envoy, ports) = start_envoy(folder.path(), &text, 1);
         Self { origin, threshold: RefCell::new(Some(threshold)), grpc, http, envoy, ports, folder }
     }
 
@@ -171,12 +197,13 @@ fn free_address() -> SocketAddr {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
 }
 
-/// Starts Envoy, and reads the ports that it has chosen.
-fn start_envoy(folder: &Path) -> (Child, HashMap<String, u16>) {
+/// Starts Envoy with this many listeners, and reads the ports that it has chosen.
+fn start_envoy(folder: &Path, config: &str, listeners: usize) -> (Child, HashMap<String, u16>) {
+    std::fs::write(folder.join("envoy.yaml"), config).unwrap();
     let program = std::env::var("THRESHOLD_ENVOY").expect("THRESHOLD_ENVOY is the program");
     // Several Envoys on one machine need numbers of their own.
     let child = Command::new(program)
-        .args(["-c", "envoy.json", "--admin-address-path", "admin", "--concurrency", "1", "--log-level", "error"])
+        .args(["-c", "envoy.yaml", "--admin-address-path", "admin", "--concurrency", "1", "--log-level", "error"])
         .args(["--use-dynamic-base-id"])
         .current_dir(folder)
         .stdout(Stdio::null())
@@ -184,18 +211,18 @@ fn start_envoy(folder: &Path) -> (Child, HashMap<String, u16>) {
         .spawn()
         .expect("Envoy is installed");
     let begun = Instant::now();
-    let listeners = loop {
+    let started = loop {
         let log = || std::fs::read_to_string(folder.join("envoy.log")).unwrap_or_default();
         assert!(begun.elapsed() < PATIENCE, "Envoy does not start:\n{}", log());
         std::thread::sleep(Duration::from_millis(50));
         let Ok(admin) = std::fs::read_to_string(folder.join("admin")) else { continue };
         let Ok(mut answer) = ureq::get(format!("http://{admin}/listeners?format=json")).call() else { continue };
-        let listeners: Value = serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap();
-        if listeners["listener_statuses"].as_array().is_some_and(|all| all.len() == LISTENERS) {
-            break listeners;
+        let started: Value = serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap();
+        if started["listener_statuses"].as_array().is_some_and(|all| all.len() == listeners) {
+            break started;
         }
     };
-    let statuses = listeners["listener_statuses"].as_array().into_iter().flatten();
+    let statuses = started["listener_statuses"].as_array().into_iter().flatten();
     let port = |status: &Value| {
         let port = status["local_address"]["socket_address"]["port_value"].as_u64().unwrap();
         (status["name"].as_str().unwrap().to_owned(), u16::try_from(port).unwrap())

@@ -129,3 +129,18 @@ fn without_the_server_envoys_failure_mode_decides() {
         assert_eq!(front.get(listener, "/", &[]).status, status, "{listener}");
     }
 }
+
+/// Woken by: leaving out the rate limits, `merge_slashes`, or `early_header_mutation_extensions`, without which a client chooses how long a
+/// request of its own is held.
+#[test]
+fn the_files_of_deploy_limit_requests_and_leave_delays_to_the_server() {
+    for file in ["ratelimit.yaml", "ext-authz.yaml"] {
+        let front = Front::of_deploy(file);
+        assert_eq!(front.get("public", "/", &[("x-envoy-fault-delay-request", "1")]).status, 200, "{file}");
+        assert!(!front.origin.head().contains("x-envoy-fault"), "{file}: {}", front.origin.head());
+        let (passed, last) = until_refused(|| front.get("public", "//login?again", &[]));
+        assert_eq!(passed, 10, "{file}");
+        check_429(&last, "login");
+        assert_eq!(front.get("public", "/", &[]).status, 200, "{file}");
+    }
+}
