@@ -129,16 +129,12 @@ fn add_figures(status: &mut DescriptorStatus, policy: &Policy, reading: &Reading
     status.current_limit = Some(RateLimit {
         requests_per_unit: narrow(reading.limit),
         unit: unit.map_or(Unit::Unknown, |(unit, _)| *unit).into(),
-        name: header_name(&rule.name),
+        // A policy has no name that would end the quotes that Envoy puts around it.
+        name: rule.name.to_string(),
     });
     status.limit_remaining = narrow(reading.remaining);
     status.duration_until_reset = reading.reset_at(decision.at).map(|reset| {
         let seconds = reset.saturating_sub(decision.at.secs_ceil());
         Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 }
     });
-}
-
-/// Returns the name of a rule, without what would end the quotes that Envoy puts around it.
-fn header_name(name: &str) -> String {
-    name.chars().map(|c| if c.is_ascii_graphic() && c != '"' && c != '\\' || c == ' ' { c } else { '_' }).collect()
 }
