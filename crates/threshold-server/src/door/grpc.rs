@@ -1,6 +1,8 @@
 //! The gRPC door: Envoy's rate limit service and external authorization, and gRPC's health checks.
 
 #[cfg(test)]
+mod cluster_tests;
+#[cfg(test)]
 mod conformance;
 #[cfg(test)]
 mod fuzz;

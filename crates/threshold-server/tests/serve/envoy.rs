@@ -51,27 +51,27 @@ disclosure = "minimal"
 "#;
 
 /// A server with a gRPC listener, and a client of it.
-struct Envoy {
-    server: Server,
+pub(crate) struct Envoy {
+    pub(crate) server: Server,
     client: GrpcClient,
-    _policy: Scratch,
+    pub(crate) policy: Scratch,
 }
 
 impl Envoy {
-    fn start(policy: &str) -> Self {
-        Self::start_with(policy, &[])
+    pub(crate) fn start(policy: &str) -> Self {
+        Self::start_with(policy, &[], &[])
     }
 
-    fn start_with(policy: &str, variables: &[(&str, &str)]) -> Self {
+    pub(crate) fn start_with(policy: &str, args: &[&str], variables: &[(&str, &str)]) -> Self {
         let policy = Scratch::file("policy.toml", policy);
-        let args = &["--grpc", "127.0.0.1:0"];
-        let server = Start { args, policy: Some(policy.path()), variables, ..Start::default() }.server();
+        let args = [&["--grpc", "127.0.0.1:0"], args].concat();
+        let server = Start { args: &args, policy: Some(policy.path()), variables, ..Start::default() }.server();
         let client = GrpcClient::connect(grpc_address(&server));
-        Self { server, client, _policy: policy }
+        Self { server, client, policy }
     }
 
     /// Asks with these descriptors, in the domain `edge`.
-    fn ask(&mut self, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
+    pub(crate) fn ask(&mut self, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
         self.ask_in("edge", descriptors).unwrap()
     }
 
@@ -80,7 +80,7 @@ impl Envoy {
     }
 
     /// Asks for external authorization.
-    fn check(&mut self, source: &str, http: HttpRequest) -> CheckResponse {
+    pub(crate) fn check(&mut self, source: &str, http: HttpRequest) -> CheckResponse {
         let address = SocketAddress { address: source.to_owned(), port_value: 4711 };
         let source = Some(Peer { address: Some(Address { socket_address: Some(address) }) });
         let request = Some(AttributeRequest { http: Some(http) });
@@ -90,28 +90,28 @@ impl Envoy {
 }
 
 /// Reads the address of the gRPC listener in the log.
-fn grpc_address(server: &Server) -> SocketAddr {
+pub(crate) fn grpc_address(server: &Server) -> SocketAddr {
     let line = server.wait_for_log("listening");
-    let at = line.split_once("grpc=").and_then(|(_, rest)| rest.split_once("http://")).unwrap().1;
+    let at = line.split_once("grpc=").and_then(|(_, rest)| rest.split_once("://")).unwrap().1;
     at.split(['"', ' ']).next().unwrap().parse().unwrap_or_else(|error| panic!("{error} in {line}"))
 }
 
-fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
     RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
 }
 
-fn costing(hits: u64, entries: &[(&str, &str)]) -> RateLimitDescriptor {
+pub(crate) fn costing(hits: u64, entries: &[(&str, &str)]) -> RateLimitDescriptor {
     RateLimitDescriptor { hits_addend: Some(hits), ..descriptor(entries) }
 }
 
 /// Returns the overall code, and code and remainder of each status.
-fn codes(response: &RateLimitResponse) -> (Code, Vec<(Code, u32)>) {
+pub(crate) fn codes(response: &RateLimitResponse) -> (Code, Vec<(Code, u32)>) {
     let statuses = response.statuses.iter().map(|status| (status.code(), status.limit_remaining));
     (response.overall_code(), statuses.collect())
 }
 
-fn header<'r>(response: &'r RateLimitResponse, name: &str) -> Option<&'r str> {
+pub(crate) fn header<'r>(response: &'r RateLimitResponse, name: &str) -> Option<&'r str> {
     response.response_headers_to_add.iter().find(|header| header.key == name).map(|header| header.value.as_str())
 }
 
@@ -288,7 +288,7 @@ fn a_list_denies_every_descriptor() {
 #[test]
 fn callers_need_a_token_and_health_checks_do_not() {
     const TOKEN: &str = "0123456789abcdef0123";
-    let mut envoy = Envoy::start_with(POLICY, &[("THRESHOLD_TOKEN", TOKEN)]);
+    let mut envoy = Envoy::start_with(POLICY, &[], &[("THRESHOLD_TOKEN", TOKEN)]);
     let ask = |envoy: &mut Envoy| {
         let limited = envoy.ask_in("edge", vec![descriptor(&[("remote_address", "192.0.2.1")])]).map(drop);
         let attributes = Some(AttributeContext {
@@ -336,7 +336,7 @@ fn what_is_no_grpc_is_refused_and_the_connection_goes_on() {
     assert_eq!(codes(&envoy.ask(vec![descriptor(&[("x-user", "u1")])])).0, Code::Ok);
 }
 
-fn http(path: &str, headers: &[(&str, &str)]) -> HttpRequest {
+pub(crate) fn http(path: &str, headers: &[(&str, &str)]) -> HttpRequest {
     HttpRequest {
         method: "GET".to_owned(),
         path: path.to_owned(),

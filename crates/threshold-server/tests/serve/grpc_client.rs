@@ -1,6 +1,9 @@
 //! A gRPC client over one connection of HTTP/2, which also sends what is no gRPC.
 
+use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
@@ -9,7 +12,13 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 pub(crate) const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 pub(crate) const AUTHORIZATION_CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
@@ -28,14 +37,43 @@ pub(crate) type Failed = (u16, String);
 
 impl GrpcClient {
     pub(crate) fn connect(address: SocketAddr) -> Self {
+        Self::over(TcpStream::connect(address)).unwrap()
+    }
+
+    /// Connects to a socket of this machine.
+    pub(crate) fn connect_unix(path: &Path) -> Self {
+        Self::over(UnixStream::connect(path)).unwrap()
+    }
+
+    /// Connects over TLS as a client that trusts only this certificate, and asks for this protocol (ALPN).
+    pub(crate) fn connect_tls(address: SocketAddr, cert: &CertificateDer<'static>, protocol: &str) -> io::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.clone()).unwrap();
+        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        Self::over(async {
+            let stream = TcpStream::connect(address).await?;
+            let name = ServerName::try_from("localhost").unwrap();
+            let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+            assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol.as_bytes()));
+            Ok(stream)
+        })
+    }
+
+    fn over<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+        stream: impl Future<Output = io::Result<S>>,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let sender = runtime.block_on(async {
-            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-            let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+            let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream.await?)).await.unwrap();
             tokio::spawn(connection);
-            sender
-        });
-        Self { runtime, sender, metadata: Vec::new() }
+            io::Result::Ok(sender)
+        })?;
+        Ok(Self { runtime, sender, metadata: Vec::new() })
     }
 
     /// Calls a method with a message.

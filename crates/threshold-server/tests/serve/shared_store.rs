@@ -242,7 +242,7 @@ fn bans_in_a_shared_store_are_not_taken_for_none() {
 }
 
 /// Sends a signal to a process by its id.
-fn signal(name: &str, process: &str) {
+pub(crate) fn signal(name: &str, process: &str) {
     assert!(Command::new("kill").args([name, process]).status().unwrap().success());
 }
 

@@ -18,7 +18,7 @@ use grpc_client::{AUTHORIZATION_CHECK, GrpcClient, RATE_LIMIT};
 
 #[expect(dead_code, reason = "the tests of the program use all of it")]
 #[path = "../../../tests/serve/grpc_client.rs"]
-mod grpc_client;
+pub(super) mod grpc_client;
 
 /// The facts that have a place of their own, and the keys of the entries that are them.
 const NAMED: [(&str, &str); 8] = [
@@ -43,17 +43,17 @@ const OWN: &str = "costs, facts, categories and endpoints of a caller's own, whi
 const NAMES: &str = "a name that a header cannot carry unchanged";
 
 /// The gRPC listener of a server, and a connection to it.
-struct GrpcDoor {
-    server: TestServer,
+pub(super) struct GrpcDoor {
+    pub(super) server: TestServer,
     connection: Option<(watch::Sender<bool>, GrpcClient)>,
 }
 
 impl GrpcDoor {
-    fn new(server: TestServer) -> Self {
+    pub(super) fn new(server: TestServer) -> Self {
         Self { server, connection: None }
     }
 
-    fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
+    pub(super) fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
         self.server.load(policy, env, fresh)?;
         if fresh || self.connection.is_none() {
             let (stop, address) = self.server.serve_grpc();
@@ -62,7 +62,7 @@ impl GrpcDoor {
         Ok(())
     }
 
-    fn client(&mut self) -> &mut GrpcClient {
+    pub(super) fn client(&mut self) -> &mut GrpcClient {
         &mut self.connection.as_mut().expect("a case begins with its policy").1
     }
 }
