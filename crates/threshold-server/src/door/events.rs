@@ -109,7 +109,7 @@ pub(super) fn caller_routes() -> Vec<Route> {
 }
 
 async fn list(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     Query(query): Query<ListQuery>,
@@ -124,7 +124,7 @@ async fn list(
         if has_before {
             return Err(ApiError::bad("before", "a stream has no end"));
         }
-        return stream::open(app, &headers, query).await;
+        return stream::open(app, &reader, &headers, query).await;
     }
     let Page { events, next, previous } = page(&app, query, Collect::First).await?;
     let events: Vec<String> = events.into_iter().map(|(_, event)| event).collect();

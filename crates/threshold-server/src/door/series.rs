@@ -55,7 +55,7 @@ fn describe(schemas: &mut Schemas) -> Operation {
 }
 
 async fn show(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     Query(SeriesQuery { period }): Query<SeriesQuery>,
@@ -72,11 +72,11 @@ async fn show(
     if period != ChartPeriod::FiveMinutes {
         return Err(ApiError::bad("period", "a stream has steps of a second"));
     }
-    let permit = app.series_streams.take("series")?;
+    let place = app.series_streams.take("series", &reader)?;
     let (sender, receiver) = mpsc::channel(1);
     let session = session::of(&app, &headers);
     tokio::spawn(send_all(app, session, sender));
-    Ok(sse::response(receiver, permit))
+    Ok(sse::response(receiver, place))
 }
 
 /// Sends samples until the client has left or signed out, reads too slowly, or the server stops.

@@ -1,6 +1,7 @@
 //! Tests what the dashboard calls: sessions, series, the policy and its drafts. `tests/page` drives the page itself in a browser.
 
-use std::io::BufRead as _;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -130,7 +131,7 @@ fn the_page_is_served_with_a_strict_policy_and_without_data() {
 fn decisions_appear_in_the_series_and_in_its_stream() {
     let (server, _policy) = Server::with(POLICY);
     let stream = server.stream();
-    let mut reader = std::io::BufReader::new(stream.try_clone().unwrap());
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
     std::io::Write::write_all(
         &mut &stream,
         b"GET /v1/series HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n",
@@ -262,12 +263,12 @@ fn the_demo_shows_blocked_traffic_within_a_minute() {
         .stderr(std::fs::File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let lines = std::io::BufReader::new(demo.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let lines = BufReader::new(demo.stdout.take().unwrap()).lines().map_while(Result::ok);
     let banner: Vec<String> = lines.take_while(|line| !line.contains("tokens ")).collect();
     let at = |name: &str| banner.iter().find_map(|line| line.trim().strip_prefix(name)).map(str::trim);
     assert_eq!((at("grpc "), at("resp ")), (None, None));
     let place = at("http ").unwrap().strip_prefix("http://").unwrap();
-    let mut client = super::client::Client::new(std::net::TcpStream::connect(place).unwrap());
+    let mut client = super::client::Client::new(TcpStream::connect(place).unwrap());
     assert_eq!(client.send("GET", "/v1/session", &[], "").unwrap().json()["demo"], true);
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -295,12 +296,12 @@ fn tail_prints_events_as_they_come() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = std::io::BufReader::new(tail.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines().map_while(Result::ok);
     let (sender, stopped) = std::sync::mpsc::channel::<()>();
     let place = server.stream().peer_addr().unwrap();
     // Until the first line: the stream may begin after the first events.
     let asking = std::thread::spawn(move || {
-        let mut client = super::client::Client::new(std::net::TcpStream::connect(place).unwrap());
+        let mut client = super::client::Client::new(TcpStream::connect(place).unwrap());
         while stopped.recv_timeout(Duration::from_millis(100)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             for user in ["u1", "u2"] {
                 client.post("/v1/check", &json!({ "user": user }).to_string()).unwrap();
@@ -409,12 +410,12 @@ fn signing_out_ends_the_streams_of_a_session() {
     let (_, cookie) = sign_in(&server, OPERATOR);
     let host = server.place.trim_start_matches("http://").to_owned();
     let signed = [("cookie", cookie.as_str()), ("host", host.as_str())];
-    let mut stream = std::net::TcpStream::connect(&host).unwrap();
+    let mut stream = TcpStream::connect(&host).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let head =
         format!("GET /v1/series HTTP/1.1\r\nhost: {host}\r\ncookie: {cookie}\r\naccept: text/event-stream\r\n\r\n");
     std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
-    let mut lines = std::io::BufReader::new(stream).lines();
+    let mut lines = BufReader::new(stream).lines();
     assert!(lines.any(|line| line.unwrap().starts_with("data: ")));
     let fields: Vec<(&str, &str)> = signed
         .iter()
@@ -424,4 +425,39 @@ fn signing_out_ends_the_streams_of_a_session() {
     assert_eq!(send(&server, "DELETE", "/v1/session", &fields, "").status, 200);
     // The last chunk of the body.
     assert!(lines.any(|line| line.unwrap() == "0"));
+}
+
+/// Opens a stream with a token. Returns the status line, and the connection, which keeps the stream open.
+fn open_stream(server: &Server, path: &str, token: &str) -> (String, TcpStream) {
+    let mut stream = server.stream();
+    let head = format!(
+        "GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\naccept: text/event-stream\r\n\r\n"
+    );
+    std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).unwrap();
+    (line, stream)
+}
+
+/// A reader could once take all places, so that an operator's page showed nothing in an attack.
+///
+/// Woken by taking no place of `free_for_readers`, and by a reader's place that stays taken.
+#[test]
+fn readers_leave_half_of_the_streams_to_operators() {
+    let server = guarded(&[]);
+    for (path, most) in [("/v1/events", 16), ("/v1/series", 32)] {
+        let open = |token| {
+            let (line, stream) = open_stream(&server, path, token);
+            line.starts_with("HTTP/1.1 200").then_some(stream)
+        };
+        let mut streams: Vec<_> = (0..most).map_while(|_| open(READER)).collect();
+        assert_eq!(streams.len(), most / 2, "{path}");
+        streams.extend((0..most).map_while(|_| open(OPERATOR)));
+        assert_eq!(streams.len(), most, "{path}");
+        // The server notices that the client has left, and there is room again.
+        drop(streams.remove(0));
+        while open(READER).is_none() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::{Collect, page};
+use crate::door::admin::Reader;
 use crate::door::sse::{self, KEEP_ALIVE, Streams};
 use crate::door::{ApiError, App, session};
 use crate::signals::database::{EventQuery, Page};
@@ -25,8 +26,13 @@ pub(in crate::door) fn streams() -> Streams {
 }
 
 /// Opens a stream of the events after `Last-Event-ID` or `after`, or of those that come from now on.
-pub(super) async fn open(app: Arc<App>, headers: &HeaderMap, query: EventQuery) -> Result<Response, ApiError> {
-    let permit = app.event_streams.take("events")?;
+pub(super) async fn open(
+    app: Arc<App>,
+    reader: &Reader,
+    headers: &HeaderMap,
+    query: EventQuery,
+) -> Result<Response, ApiError> {
+    let place = app.event_streams.take("events", reader)?;
     let after = match headers.get("last-event-id") {
         Some(id) => {
             let id = id.to_str().ok().and_then(|id| id.trim().parse().ok());
@@ -43,7 +49,7 @@ pub(super) async fn open(app: Arc<App>, headers: &HeaderMap, query: EventQuery) 
     let (sender, receiver) = mpsc::channel(1);
     let session = session::of(&app, headers);
     tokio::spawn(send_all(app, session, EventQuery { after: Some(after), limit: AT_ONCE, ..query }, sender));
-    Ok(sse::response(receiver, permit))
+    Ok(sse::response(receiver, place))
 }
 
 /// Sends events until the client has left or signed out, reads too slowly, or the server stops.
