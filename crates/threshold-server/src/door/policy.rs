@@ -30,7 +30,7 @@ const NEW_VARIABLE: &str = "refers to a variable where the policy in force does 
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "RunningPolicy")]
 struct PolicyBody {
-    /// The text of the file. A key of `[identity.jwt]` is left out for read-only tokens.
+    /// The text of the file. For read-only tokens it is without comments, and without a key of `[identity.jwt]`.
     text: String,
     generation: u64,
     /// Whether `PUT /v1/policy` saves: the server was started with `--allow-edit` and a policy file.
@@ -187,7 +187,7 @@ fn describe_rehearse(schemas: &mut Schemas) -> Operation {
 async fn show(reader: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let file = app.policy_file.load();
     let policy = app.desk.policy();
-    let text = if reader.may_change { file.text.clone() } else { file.text_without_keys() };
+    let text = if reader.may_change { file.text.clone() } else { file.text_for_readers() };
     // Waits: a page that shows the policy must not fail because another one does.
     let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| busy())?;
     let (now, requests) = (app.desk.now(), Arc::clone(&app.desk.recent_requests));

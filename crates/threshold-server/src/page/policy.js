@@ -66,7 +66,7 @@ export function policy({ session, rest: [marked] }) {
       "div",
       { class: "grid" },
       card("Rules", h("span", { class: "quiet" }, sample), rules),
-      card("As it runs", h("span", { class: "quiet" }, `generation ${state.generation}`), h("div", { class: "scroll" }, text)),
+      card("As it runs", h("span", { class: "quiet" }, `generation ${state.generation}${session.role === "reader" ? ", without comments" : ""}`), h("div", { class: "scroll" }, text)),
       editor(state),
     );
   }
