@@ -61,6 +61,21 @@ impl Error for Unreachable {
     }
 }
 
+/// The error of a call that the server has answered with another status than success.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) status: StatusCode,
+    message: String,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.message, self.status)
+    }
+}
+
+impl Error for Refused {}
+
 impl Api {
     /// Prepares calls to a server. Nothing is sent yet.
     pub(super) fn new(args: &ServerArgs) -> anyhow::Result<Self> {
@@ -120,11 +135,14 @@ impl Api {
         self.read(method, answered.map_err(|error| self.explain(error))?)
     }
 
-    /// Opens a stream of server-sent events.
-    pub(super) fn stream(&self, path: &str) -> anyhow::Result<impl BufRead + use<>> {
+    /// Opens a stream of server-sent events, of those after a number if there is one.
+    pub(super) fn stream(&self, path: &str, after: Option<u64>) -> anyhow::Result<impl BufRead + use<>> {
         let mut request = Request::builder().uri(format!("{}{path}", self.base)).header(ACCEPT, "text/event-stream");
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if let Some(after) = after {
+            request = request.header("last-event-id", after);
         }
         let request = request.body(()).with_context(|| format!("\"{}\" is not the URL of a server", self.server))?;
         let response = self.agent.run(request).map_err(|error| self.explain(error))?;
@@ -163,7 +181,7 @@ impl Api {
                 None => "the server refused the request".to_owned(),
             },
         };
-        bail!("{message} ({status})");
+        Err(Refused { status, message }.into())
     }
 
     /// Adds to an error what an operator can do about it.
@@ -183,10 +201,10 @@ impl Api {
     }
 }
 
-/// Returns a variable of the environment that is not blank.
 /// The variable that names the server.
 const SERVER: &str = "THRESHOLD_SERVER";
 
+/// Returns a variable of the environment that is not blank.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.trim().is_empty())
 }

@@ -2,12 +2,15 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::json;
 use threshold_core::text::is_hidden;
 
+use super::client::Client;
 use super::process::{Scratch, Server, Start};
 
 /// Runs a command. Returns its output, or its error.
@@ -234,4 +237,71 @@ fn the_commands_call_a_server_on_a_unix_socket() {
     drop(server);
     let gone = threshold(&place, &["bans", "add", "user", "u", "--reason", "r"]).unwrap_err();
     assert!(gone.contains(&format!("no server answers at {place}")), "{gone}");
+}
+
+/// `tail` once ended, without a word, when the server was restarted.
+///
+/// Woken by ending with the stream, by a stream that begins after the newest event, and by going on after a token is refused.
+#[test]
+fn tail_goes_on_after_a_restart_and_misses_nothing() {
+    let folder = Scratch::folder();
+    let place = format!("unix:{}", folder.path().join("threshold.sock").display());
+    let db = folder.path().join("threshold.db");
+    let policy = folder.path().join("policy.toml");
+    let rule =
+        "[identity]\nlog_identifiers = true\n[[rule]]\nname = 'r'\nlayer = 'user'\nper = ['user']\nlimit = '1/h'\n";
+    std::fs::write(&policy, rule).unwrap();
+    let start = |token| {
+        let args = ["--http", &place, "--db", db.to_str().unwrap()];
+        Start { policy: Some(&policy), args: &args, variables: &[("THRESHOLD_ADMIN_TOKEN", token)], ..Start::default() }
+            .server()
+    };
+    let deny = |user: &str| {
+        let stream = std::os::unix::net::UnixStream::connect(place.trim_start_matches("unix:")).unwrap();
+        let mut client = Client::new(stream);
+        for _ in 0..2 {
+            assert_eq!(client.post("/v1/check", &json!({ "user": user }).to_string()).unwrap().status, 200);
+        }
+    };
+    let deny = &deny;
+    let server = start("boss-token-012345");
+    let mut tail = Command::new(env!("CARGO_BIN_EXE_threshold"))
+        .args(["tail", "--server", &place])
+        .env_clear()
+        .env("THRESHOLD_ADMIN_TOKEN", "boss-token-012345")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut errors = BufReader::new(tail.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut errors = |text: &str| assert!(errors.any(|line| line.contains(text)), "{text}");
+    // Until the first line: the stream may begin after the first events.
+    let mut printed = String::new();
+    std::thread::scope(|scope| {
+        let (sender, stopped) = std::sync::mpsc::channel::<()>();
+        scope.spawn(move || {
+            let mut number = 0;
+            while stopped.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
+                deny(&format!("early{number}"));
+                number += 1;
+            }
+        });
+        printed = lines.next().unwrap();
+        drop(sender);
+    });
+    assert!(printed.contains("user early"), "{printed}");
+    server.signal("KILL");
+    drop(server);
+    errors("has ended the stream; connecting again");
+    errors("no server answers at");
+    let server = start("boss-token-012345");
+    deny("late");
+    errors("streams again");
+    assert!(lines.any(|line| line.contains("user late")));
+    drop(server);
+    errors("has ended the stream");
+    let _other = start("another-token-0123");
+    errors("does not accept this token");
+    assert_eq!(tail.wait().unwrap().code(), Some(2));
 }
