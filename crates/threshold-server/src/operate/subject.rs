@@ -102,11 +102,10 @@ fn forgive(subject: &Value) -> String {
 }
 
 fn forgive_as(layer: &str, subject: &Value) -> String {
-    // Quoted for a shell, because an operator copies it: a client may have chosen the name so that it runs a command.
-    let key = shell_word(subject.get("key").unwrap_or(&Value::Null));
-    // After `--`, or a name that begins with a dash would be an option.
-    if key.trim_start_matches('\'').starts_with('-') {
-        return format!("threshold subject {layer} --forgive -- {key}");
+    let key = operand(subject.get("key").unwrap_or(&Value::Null));
+    // What follows `--` is no option.
+    if key.starts_with("-- ") {
+        return format!("threshold subject {layer} --forgive {key}");
     }
     format!("threshold subject {layer} {key} --forgive")
 }
@@ -180,8 +179,16 @@ fn prefix(id: &Value) -> String {
     shown(id).chars().take(ID_DIGITS).collect()
 }
 
+/// Writes a name for the end of a command: after `--`, if it begins with a dash and would be an option.
+///
+/// It is quoted for a shell, because an operator copies it: a client may have chosen the name so that it runs a command.
+pub(super) fn operand(name: &Value) -> String {
+    let word = shell_word(name);
+    if word.trim_start_matches('\'').starts_with('-') { format!("-- {word}") } else { word }
+}
+
 /// Quotes a word for a shell, if it has to be.
-pub(super) fn shell_word(value: &Value) -> String {
+fn shell_word(value: &Value) -> String {
     let text = shown(value);
     let is_plain =
         |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':' | '/' | '@' | '%' | '+' | ',');

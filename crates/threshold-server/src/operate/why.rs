@@ -6,7 +6,7 @@ use serde_json::Value;
 use threshold_core::Span;
 use threshold_core::key::is_redacted;
 
-use super::subject::shell_word;
+use super::subject::operand;
 use super::{columns, millis, moment, shown};
 
 /// What a trace id without an event may mean.
@@ -221,16 +221,16 @@ fn lookup(layer: &str, name: &Value, tenant: Option<&Value>) -> String {
     match (name.as_str(), tenant.and_then(Value::as_str)) {
         // An event has both names apart, and does not say whether the policy counts them together.
         (Some(user), Some(tenant)) if layer == "user" && !is_redacted(user) => {
-            let both = shell_word(&format!("{tenant}/{user}").into());
+            let both = operand(&format!("{tenant}/{user}").into());
             format!("{command}    # {both} if the policy has user_scope = \"tenant\"\n")
         }
         _ => format!("{command}\n"),
     }
 }
 
-/// Returns a name or its digest for a command, quoted for a shell, because an operator copies it.
+/// Returns a name or its digest for a command.
 fn named(name: &Value) -> String {
-    if name.is_null() { "NAME".to_owned() } else { shell_word(name) }
+    if name.is_null() { "NAME".to_owned() } else { operand(name) }
 }
 
 /// Returns whether a time in milliseconds is still to come.

@@ -228,6 +228,13 @@ fn what_is_over_is_told_as_past() {
     let digest = "#0123456789abcdef";
     let told = report(&"6".repeat(32), &json!({"cause": "login", "userId": digest}));
     has(&told, &["threshold subject account '#0123456789abcdef'\n"]);
+    // A name that begins with a dash would be an option. Woken by leaving out `--`.
+    let told = report(&"7".repeat(32), &json!({"cause": "ban", "userId": "-rf /", "tenant": "--json"}));
+    has(&told, &["threshold subject user -- '-rf /'    # -- '--json/-rf /' if the policy has user_scope"]);
+    let told = report(&"8".repeat(32), &json!({"cause": "ban", "layer": "tenant", "tenant": "--json"}));
+    has(&told, &["threshold subject tenant -- --json\n"]);
+    let told = report(&"9".repeat(32), &json!({"cause": "login", "userId": "-h"}));
+    has(&told, &["threshold subject account -- -h\n"]);
 }
 
 /// They were one sentence: "a ban, a pause or a cool-down".
