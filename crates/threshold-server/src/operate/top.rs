@@ -176,15 +176,13 @@ impl Screen {
         let raised = self.raised.as_array().map_or(&[][..], Vec::as_slice);
         let lines = raised.iter().map(|alert| {
             let color = if text(alert.get("level")) == "critical" { Color::Red } else { Color::Yellow };
-            let key = alert.get("key").filter(|key| !key.is_null()).map(|key| format!(" {}", super::shown(key)));
-            let line = format!(
-                "{} {}{}: {}",
-                text(alert.get("level")),
-                text(alert.get("alert")),
-                key.unwrap_or_default(),
-                text(alert.get("count"))
-            );
-            Line::styled(printable(&line).into_owned(), Style::new().fg(color))
+            let line = |key: &str| {
+                format!("{} {}{key}: {}", text(alert.get("level")), text(alert.get("alert")), text(alert.get("count")))
+            };
+            let room = inner_width(area).saturating_sub(Span::raw(line(" ")).width());
+            let key = alert.get("key").filter(|key| !key.is_null());
+            let key = key.map(|key| format!(" {}", shortened(&super::shown(key), room)));
+            Line::styled(line(&key.unwrap_or_default()), Style::new().fg(color))
         });
         let lines: Vec<Line<'_>> = lines.collect();
         let title = format!(" alerts: {} ", raised.len());
@@ -193,13 +191,44 @@ impl Screen {
 
     fn list(&self, frame: &mut Frame<'_>, area: Rect, list: &str, name: &str, title: &str) {
         let entries = self.stats.get(list).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let field = |entry: &Value, name: &str| entry.get(name).map(super::shown).unwrap_or_default();
+        // As wide as the largest number, so that the rest is left for names.
+        let number = entries.iter().map(|entry| field(entry, "blocks").len()).max().unwrap_or(0);
+        let room = inner_width(area).saturating_sub(number.saturating_add(1));
         let rows = entries.iter().map(|entry| {
-            let field = |name: &str| entry.get(name).map(super::shown).unwrap_or_default();
-            Row::new([printable(&field(name)).into_owned(), format!("{:>7}", field("blocks"))])
+            Row::new([shortened(&field(entry, name), room), format!("{:>number$}", field(entry, "blocks"))])
         });
-        let table = Table::new(rows, [Constraint::Min(8), Constraint::Length(7)]);
-        frame.render_widget(table.block(Block::bordered().title(format!(" {title} "))), area);
+        let widths = [Constraint::Min(1), Constraint::Length(number.try_into().unwrap_or(u16::MAX))];
+        let table = Table::new(rows, widths).block(Block::bordered().title(format!(" {title} ")));
+        frame.render_widget(table, area);
     }
+}
+
+/// Returns the width inside of a border.
+fn inner_width(area: Rect) -> usize {
+    area.width.saturating_sub(2).into()
+}
+
+/// Shortens a name in its middle: names of one tenant or path often differ at their ends only.
+fn shortened(name: &str, room: usize) -> String {
+    if Span::raw(name).width() <= room {
+        return name.to_owned();
+    }
+    let room = room.saturating_sub(1);
+    let width = |c: char| Span::raw(c.encode_utf8(&mut [0; 4]).to_owned()).width();
+    // Counts the bytes of characters that fit into some columns.
+    let fitting = |characters: &mut dyn Iterator<Item = char>, columns: usize| {
+        let mut used = 0_usize;
+        let fits = characters.take_while(|c| {
+            used = used.saturating_add(width(*c));
+            used <= columns
+        });
+        fits.map(char::len_utf8).sum::<usize>()
+    };
+    let end = fitting(&mut name.chars().rev(), room.div_ceil(2));
+    let begin = fitting(&mut name.chars(), room / 2);
+    let end = name.len().saturating_sub(end);
+    format!("{}…{}", name.get(..begin).unwrap_or_default(), name.get(end..).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -239,6 +268,32 @@ mod tests {
             assert!(text.contains(expected), "{expected}\n{text}");
         }
         assert!(!text.contains('\u{1b}'), "{text}");
+    }
+
+    /// A name was cut off at its end. Woken by cutting it there, by counting characters in place of columns, and by a number of a fixed width.
+    #[test]
+    fn a_long_name_is_shortened_in_its_middle() {
+        for (name, room, expected) in [
+            ("acme", 4, "acme"),
+            ("acme-west-2", 7, "acm…t-2"),
+            ("acme-west-2", 6, "ac…t-2"),
+            ("日本東京都", 7, "日…都"),
+            ("acme", 1, "…"),
+            ("acme", 0, "…"),
+        ] {
+            assert_eq!(shortened(name, room), expected, "{name} {room}");
+        }
+        let endpoint = |last: &str| format!("POST:/api/v2/organizations/members/{last}");
+        let address = "2001:db8:aaaa:bbbb:cccc:dddd:eeee:1";
+        let screen = Screen {
+            stats: json!({"topBlockedEndpoints": [{"endpoint": endpoint("invite"), "blocks": 12}, {"endpoint": endpoint("remove"), "blocks": 9}]}),
+            raised: json!([{"alert": "ip_blocks", "level": "critical", "key": address, "count": 104}]),
+            ..Screen::default()
+        };
+        let text = drawn(&screen, 80, 30);
+        for expected in ["POST:/a…/invite 12", "POST:/a…/remove  9", " 200…ee:1: 104"] {
+            assert!(text.contains(expected), "{expected}\n{text}");
+        }
     }
 
     #[test]
