@@ -113,7 +113,10 @@ pub(crate) fn run_with(
         let signals = ProcessSignals::new()?;
         let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
         read_bans(&desk).await?;
-        let (sinks, events) = (Sinks::start(sinks.of_server_on(&listeners.http.place()))?, events(args, desk.now()));
+        let (sinks, events) = (
+            Sinks::start(sinks.of_server_on(&listeners.http.place()), |url| desk.redact(url))?,
+            events(args, desk.now()),
+        );
         let banner = Banner {
             args,
             source: &source,

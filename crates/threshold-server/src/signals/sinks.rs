@@ -64,6 +64,8 @@ pub(crate) struct Sinks {
 struct AlertReceiver {
     /// Its kind and its number of that kind, and the scheme and host of its URL: `slack-1 https://hooks.slack.com`.
     name: Arc<str>,
+    /// Its kind and a digest of its URL, by which the next process recognises it, wherever it is in the setting.
+    id: Arc<str>,
     webhook: Webhook,
     form: Form,
 }
@@ -136,12 +138,17 @@ impl EventQueue {
 }
 
 impl Sinks {
-    /// Opens the files, and starts a thread for each sink.
-    pub(crate) fn start(settings: SinkSettings) -> anyhow::Result<Self> {
-        Self::start_with(settings, Patience::EVENTS, Patience::ALERTS)
+    /// Opens the files, and starts a thread for each sink. `redact` returns a keyed digest of a URL, which may be a secret.
+    pub(crate) fn start(settings: SinkSettings, redact: impl Fn(&str) -> String) -> anyhow::Result<Self> {
+        Self::start_with(settings, redact, Patience::EVENTS, Patience::ALERTS)
     }
 
-    fn start_with(settings: SinkSettings, for_events: Patience, for_alerts: Patience) -> anyhow::Result<Self> {
+    fn start_with(
+        settings: SinkSettings,
+        redact: impl Fn(&str) -> String,
+        for_events: Patience,
+        for_alerts: Patience,
+    ) -> anyhow::Result<Self> {
         let mut names = settings.names();
         let SinkSettings { lines, events, alerts, keys, reach, tls, node } = settings;
         let node = Arc::new(node);
@@ -168,12 +175,17 @@ impl Sinks {
             let webhook = webhook(url, token, for_events);
             sinks.push(spawn_events(worker("events", name), move |worker, events| worker.post(&webhook, events))?);
         }
-        let mut receivers = Vec::new();
+        let mut receivers = Vec::<Arc<AlertReceiver>>::new();
         let ledger = Arc::<Mutex<Ledger>>::default();
         for (Target { url, name }, form) in alerts {
             let worker = worker(form.kind(), name);
             let name = Arc::clone(&worker.name);
-            let receiver = Arc::new(AlertReceiver { name, webhook: webhook(url, None, for_alerts), form });
+            let digest = redact(&form.address(&url));
+            // A URL that is given twice is two receivers.
+            let ids = (1..).map(|number| format!("{} {digest} {number}", form.kind()));
+            let is_free = |id: &String| receivers.iter().all(|other| &*other.id != id.as_str());
+            let id = ids.into_iter().find(is_free).unwrap_or_default().into();
+            let receiver = Arc::new(AlertReceiver { name, id, webhook: webhook(url, None, for_alerts), form });
             sinks.push(spawn_alerts(worker, Arc::clone(&receiver), (Arc::clone(&node), Arc::clone(&ledger)))?);
             receivers.push(receiver);
         }
@@ -233,14 +245,15 @@ impl Sinks {
     /// Takes over an episode of the process before, and tells receivers what they have not accepted of it.
     pub(crate) fn restore(&self, saved: &SavedAlert, goes_on: bool, now: Timestamp) {
         let ledger = &mut *lock(&self.ledger);
-        let names = self.receivers.iter().map(|receiver| &receiver.name);
-        for (name, notices) in ledger.restore(saved, goes_on, names, now) {
+        let ids = self.receivers.iter().map(|receiver| &receiver.id);
+        for (id, notices) in ledger.restore(saved, goes_on, ids, now) {
+            let receiver = self.receivers.iter().find(|receiver| receiver.id == id);
             tracing::info!(
-                sink = &*name,
+                sink = receiver.map(|receiver| &*receiver.name),
                 alert = saved.notice.on.name(),
                 "alert told again: it was not delivered before the restart"
             );
-            notices.iter().for_each(|notice| self.enqueue(notice, ledger, |receiver| receiver.name == name));
+            notices.iter().for_each(|notice| self.enqueue(notice, ledger, |receiver| receiver.id == id));
         }
         ledger.forget_if_told(&saved.notice.id());
     }
@@ -254,7 +267,7 @@ impl Sinks {
             }
             // The thread waits for the ledger before it takes its turn.
             match queue.try_send(notice.clone()) {
-                Ok(()) => ledger.wait(notice, &receiver.name),
+                Ok(()) => ledger.wait(notice, &receiver.id),
                 Err(_) => drop(lost.count.fetch_add(1, Ordering::Relaxed)),
             }
         }
@@ -291,7 +304,9 @@ impl Sinks {
         lock(&self.sinks).clear();
         self.stop.stop(at_most);
         let ended = lock(&self.ended).recv_timeout(at_most);
-        let left = lock(&self.ledger).waiting();
+        let waiting = lock(&self.ledger).waiting();
+        let left = |receiver: &Arc<AlertReceiver>| Some((Arc::clone(&receiver.name), *waiting.get(&receiver.id)?));
+        let left: BTreeMap<_, _> = self.receivers.iter().filter_map(left).collect();
         if ended == Err(RecvTimeoutError::Timeout) && left.is_empty() {
             tracing::warn!("events not delivered before the server stopped");
         }
@@ -337,7 +352,7 @@ fn spawn_alerts(
     let own = Arc::clone(&receiver);
     let work = move || {
         for notice in notices {
-            let turn = lock(&ledger).turn(&notice, &own.name);
+            let turn = lock(&ledger).turn(&notice, &own.id);
             let delivery = match turn {
                 Turn::Send => {
                     let (id, body) = (notice.message_id(), own.form.write(&notice, &node));
@@ -353,7 +368,7 @@ fn spawn_alerts(
             if delivery == Delivery::Stopped {
                 break;
             }
-            lock(&ledger).end(&notice, &own.name, delivery == Delivery::Accepted);
+            lock(&ledger).end(&notice, &own.id, delivery == Delivery::Accepted);
         }
     };
     thread::Builder::new().name("sink".to_owned()).spawn(work).context("cannot start a thread")?;

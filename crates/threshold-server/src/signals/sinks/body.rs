@@ -34,6 +34,14 @@ impl Form {
         }
     }
 
+    /// Returns what tells a receiver from others of its kind: its URL, and at PagerDuty the service of its key.
+    pub(super) fn address(&self, url: &http::Uri) -> String {
+        match self {
+            Self::Own | Self::Slack => url.to_string(),
+            Self::PagerDuty { routing_key } => format!("{url} {routing_key}"),
+        }
+    }
+
     /// Writes the body of a notice.
     pub(super) fn write(&self, notice: &Notice, node: &Node) -> String {
         match self {
@@ -132,7 +140,7 @@ fn pager_duty(notice: &Notice, routing_key: &str, node: &Node) -> Value {
         // close the incident of the others.
         "dedup_key": dedup_key(&notice.node, notice.on.name(), key),
         "payload": {
-            "summary": printable(&format!("Threshold: {}", sentence(notice, str::to_owned))),
+            "summary": printable(&format!("Threshold on {}: {}", notice.node, sentence(notice, str::to_owned))),
             "source": &*notice.node,
             "severity": notice.level().name(),
             "timestamp": iso_8601(seconds),
@@ -256,6 +264,9 @@ mod tests {
         assert_eq!(critical["payload"]["timestamp"], "2026-01-01T00:01:00Z");
         assert_eq!(critical["payload"]["custom_details"]["key"], "203.0.113.7");
         assert_eq!(critical["payload"]["source"], "node-1");
+        // A phone shows the summary alone. Woken by leaving out the node.
+        let summary = "Threshold on node-1: ip_blocks of 203.0.113.7 critical: 101 in 60 s, threshold 100";
+        assert_eq!(critical["payload"]["summary"], summary);
         assert_eq!(critical["payload"]["custom_details"]["runbook"], "docs/runbooks/ip-blocks.md");
         // The key stays with the episode, whatever the server is called by now.
         let mut renamed = Node::of_test();

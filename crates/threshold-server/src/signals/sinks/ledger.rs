@@ -41,7 +41,7 @@ impl Told {
     }
 }
 
-/// What each receiver has accepted, by its name.
+/// What each receiver has accepted, by its id.
 pub(crate) type ToldTo = BTreeMap<Arc<str>, Told>;
 
 /// The episodes that are raised, and those whose end is not told to everybody.

@@ -98,7 +98,7 @@ fn settings(lines: &[Lines], reach: Reach, variables: &[(&str, &str)]) -> anyhow
 
 /// Starts sinks that may reach this machine and lose patience within milliseconds.
 fn start(lines: &[Lines], variables: &[(&str, &str)]) -> Sinks {
-    Sinks::start_with(settings(lines, Reach::Private, variables).unwrap(), QUICK, QUICK).unwrap()
+    Sinks::start_with(settings(lines, Reach::Private, variables).unwrap(), str::to_owned, QUICK, QUICK).unwrap()
 }
 
 fn batch(numbers: std::ops::Range<usize>) -> Arc<[Event]> {
@@ -169,7 +169,7 @@ fn what_fails_is_tried_again_under_the_same_id_until_it_is_accepted() {
     let url = format!("http://{alerts}/");
     let patience = Patience { tries: 4, ..QUICK };
     let settings = settings(&[], Reach::Private, &[("THRESHOLD_ALERT_URL", &url)]).unwrap();
-    let sinks = Sinks::start_with(settings, QUICK, patience).unwrap();
+    let sinks = Sinks::start_with(settings, str::to_owned, QUICK, patience).unwrap();
     sinks.alert(&notice(RAISED));
     let tries: Vec<Got> = (0..4).map(|_| got.recv_timeout(LONG).unwrap()).collect();
     let ids: Vec<&str> = tries.iter().map(|got| got.field("webhook-id").unwrap()).collect();
@@ -306,7 +306,7 @@ fn a_server_that_stops_tries_again_and_says_what_is_left() {
     let (away, tried) = receiver(&["503 Later"]);
     let urls = format!("http://{returning}/ slack+http://{away}/");
     let settings = settings(&[], Reach::Private, &[("THRESHOLD_ALERT_URL", &urls)]).unwrap();
-    let sinks = Sinks::start_with(settings, QUICK, patience).unwrap();
+    let sinks = Sinks::start_with(settings, str::to_owned, QUICK, patience).unwrap();
     let (raised, over) = (notice(RAISED), notice(AlertChange::Resolved(AlertLevel::Warning)));
     sinks.alert(&raised);
     let first = got.recv_timeout(LONG).unwrap();
@@ -325,19 +325,49 @@ fn a_server_that_stops_tries_again_and_says_what_is_left() {
     assert_eq!((left.clone(), sinks.lost()), (expect, 0));
     let saved = sinks.to_save([]);
     assert_eq!((saved.len(), &saved[0].notice), (1, &over));
-    assert_eq!(saved[0].told, Some(ToldTo::from([(names[0].as_str().into(), Told::Raised(AlertLevel::Warning))])));
+    let id = format!("webhook http://{returning}/ 1");
+    assert_eq!(saved[0].told, Some(ToldTo::from([(id.as_str().into(), Told::Raised(AlertLevel::Warning))])));
     sinks.count_left(&left);
     assert_eq!(sinks.lost_by_sink().collect::<Vec<_>>(), [("webhook-1", 1), ("slack-1", 2)]);
     // The next process tells each what it has not heard.
     let (one, at_one) = receiver(&["200 OK"]);
     let (two, at_two) = receiver(&["200 OK", "200 OK"]);
     let next = start(&[], &[("THRESHOLD_ALERT_URL", &format!("http://{one}/ slack+http://{two}/"))]);
-    let told = [(format!("webhook-1 http://{one}").as_str().into(), Told::Raised(AlertLevel::Warning))].into();
+    let told = [(format!("webhook http://{one}/ 1").as_str().into(), Told::Raised(AlertLevel::Warning))].into();
     next.restore(&SavedAlert { notice: over.clone(), told: Some(told) }, false, over.at);
     assert!(at_one.recv_timeout(LONG).unwrap().body.contains("resolved"));
     let bodies = [(); 2].map(|()| at_two.recv_timeout(LONG).unwrap().body);
     assert!(bodies[0].contains(":rotating_light:") && bodies[1].contains("resolved"), "{bodies:?}");
     assert_eq!((next.close(LONG).len(), next.to_save([]), next.lost()), (0, vec![], 0));
+}
+
+/// A receiver that was put before another one on the same host was taken for it, and heard nothing of what was raised.
+///
+/// Woken by an id of the host alone, by the number of its kind, and by one id for a URL that is given twice.
+#[test]
+fn a_receiver_is_known_by_its_url_wherever_it_is_in_the_setting() {
+    let start = |urls: &str| start(&[], &[("THRESHOLD_ALERT_URL", urls)]);
+    let told_of = |sinks: &Sinks, raised: &Notice| {
+        assert!(sinks.close(LONG).is_empty());
+        sinks.to_save([raised]).remove(0)
+    };
+    let raised = notice(RAISED);
+    let (host, got) = receiver(&["200 OK"; 4]);
+    let first = start(&format!("slack+http://{host}/old"));
+    first.alert(&raised);
+    let saved = told_of(&first, &raised);
+    let next =
+        start(&format!("slack+http://{host}/new slack+http://{host}/old slack+http://{host}/old http://{host}/old"));
+    next.restore(&saved, true, raised.at);
+    let saved = told_of(&next, &raised);
+    assert_eq!(saved.told.map(|told| told.len()), Some(4));
+    let mut paths = [(); 4].map(|()| got.recv_timeout(LONG).unwrap().path);
+    paths.sort_unstable();
+    assert_eq!(
+        paths,
+        ["/new", "/old", "/old", "/old"],
+        "of the same receiver once, of its copy, and of the one in another form"
+    );
 }
 
 #[test]
@@ -629,6 +659,6 @@ fn a_mistake_in_a_setting_is_told_at_the_start() {
     assert_eq!("stdout".parse(), Ok(Lines::Stdout));
     assert!("jsonl:".parse::<Lines>().is_err() && "syslog".parse::<Lines>().is_err());
     let missing = settings(&[Lines::File("/no/such/folder/events".into())], Reach::Public, &[]).unwrap();
-    assert!(missing.check_files().is_err() && Sinks::start(missing).is_err());
+    assert!(missing.check_files().is_err() && Sinks::start(missing, str::to_owned).is_err());
     assert!(settings(&[Lines::File("events".into())], Reach::Public, &[]).unwrap().check_files().is_ok());
 }
