@@ -14,6 +14,7 @@ mod peers;
 pub(crate) mod policy_support;
 mod preface;
 mod resp;
+mod running;
 mod store;
 mod tls;
 mod tokens;
@@ -29,8 +30,6 @@ use threshold_limiter::journal::GivenSecrets;
 use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::store::{AnyStore, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tracing::Level;
 
 use crate::Report;
@@ -51,6 +50,7 @@ use banner::Banner;
 use bounds::{OPERATOR_CONNECTIONS, ServerBounds};
 pub(crate) use connection::{Protocols, Server};
 pub(crate) use connection_watch::ConnectionWatch;
+use running::RunningServers;
 use store::StoreUrl;
 pub(crate) use tls::Certificates;
 pub(crate) use tokens::{OperatorAccess, Tokens};
@@ -105,7 +105,7 @@ pub(crate) fn run_with(
         source.warn_of_ladders_apart();
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let closed = runtime.block_on(async {
+    let succeeded = runtime.block_on(async {
         // Before the journal is opened: a second server on the same address fails here, without waiting for a large
         // file. Clients wait in the backlog meanwhile.
         let listeners = Listeners::bind(args, &tokens).await?;
@@ -142,18 +142,19 @@ pub(crate) fn run_with(
         let watched = Watched { text: source.text, tenants: tenants.map(|tenants| (tenants, written)), keys, tls };
         let reloader = reloader(args, &app, watched);
         started(Arc::clone(&app));
-        let at_once = serve(servers, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
+        let running = RunningServers::start(servers, duration(args.drain));
+        let Stopped { at_once, failed } = serve(running, Arc::clone(&app), reloader, signals).await;
         give_back(&app.desk, shared.filter(|_| !at_once)).await;
         let closed = close(Arc::clone(&app), duration(args.drain)).await;
         close_sinks(app, at_once).await;
         if let Some(exporter) = exporter.filter(|_| !at_once) {
             let _ = tokio::task::spawn_blocking(move || exporter.stop()).await;
         }
-        anyhow::Ok(closed)
+        anyhow::Ok(closed && !failed)
     })?;
     // Requests that are still in progress after the drain are dropped.
     runtime.shutdown_background();
-    Ok(Report { text: String::new(), code: u8::from(!closed) })
+    Ok(Report { text: String::new(), code: u8::from(!succeeded) })
 }
 
 /// What is loaded again when its files change.
@@ -243,52 +244,49 @@ async fn close_sinks(app: Arc<App>, at_once: bool) {
     let _ = tokio::task::spawn_blocking(move || app.signals.close(at_most, app.desk.now())).await;
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. Returns whether a second signal asked to stop at once.
+/// How a server has stopped.
+struct Stopped {
+    /// Whether a second signal asked to stop at once.
+    at_once: bool,
+    /// Whether a listener has failed.
+    failed: bool,
+}
+
+/// Serves until SIGTERM or SIGINT, or until a listener fails, then drains.
 async fn serve(
-    servers: Vec<Server>,
+    mut running: RunningServers,
     app: Arc<App>,
     mut reloader: Reloader,
     mut signals: ProcessSignals,
-    drain: Duration,
-) -> bool {
-    let (stop, stopped) = watch::channel(false);
-    let mut running: JoinSet<bool> = servers.into_iter().map(|server| server.serve(stopped.clone(), drain)).collect();
-    loop {
+) -> Stopped {
+    let failed = loop {
         tokio::select! {
             signal = signals.next() => match signal {
                 Signal::Reload => reloader.reload_all().await,
-                Signal::Stop => break,
+                Signal::Stop => break false,
             },
             () = reloader.check() => {}
-            // A server returns only when it is told to stop, so this one has panicked. The others are dropped with
-            // the set.
-            _ = running.join_next() => return false,
+            // Without one of its listeners a server looks healthy at the others. A supervisor starts it again.
+            (listener, reason) = running.failed() => {
+                tracing::error!(listener, reason, "listener failed: the server stops");
+                break true;
+            }
         }
-    }
+    };
     tracing::info!("draining: no new connections");
     // Before the listeners close, so that a load balancer with a connection of its own learns of it.
     app.health.set_draining();
-    // Sending cannot fail: the servers hold the receiver until they have stopped.
-    let _ = stop.send(true);
-    // All of them, so that one listener with a slow request does not hide that another was cut off.
-    let drained = async {
-        let mut all = true;
-        while let Some(drained) = running.join_next().await {
-            all &= matches!(drained, Ok(true));
-        }
-        all
-    };
     tokio::select! {
-        all = drained => {
+        all = running.drain() => {
             match all {
                 true => tracing::info!("stopped"),
                 false => tracing::warn!("stopped with requests in progress"),
             }
-            false
+            Stopped { at_once: false, failed }
         }
         () = signals.stop_again() => {
             tracing::warn!("stopped at once by a second signal");
-            true
+            Stopped { at_once: true, failed }
         }
     }
 }

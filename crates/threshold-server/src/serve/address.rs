@@ -119,6 +119,19 @@ impl Listener {
     }
 }
 
+/// Shows the address that it listens on.
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => address.fmt(f),
+                Err(_) => f.write_str("unknown"),
+            },
+            Self::Unix(_, file) => write!(f, "unix:{}", file.path().display()),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -58,8 +58,9 @@ pub(crate) enum Protocols {
 }
 
 impl Server {
-    /// Serves until `stop` is set, then waits at most `drain` for requests in progress. Returns whether all of them ended.
-    pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>, drain: Duration) -> bool {
+    /// Serves until `stop` is set, then waits at most `drain` for requests in progress. Returns whether all of them ended, or an error
+    /// if its socket accepts no more connections.
+    pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>, drain: Duration) -> std::io::Result<bool> {
         let Self { listener, tls, protocols, doors, bounds } = self;
         let permits = Arc::new(Semaphore::new(bounds.connections));
         let peers = PeerConnections::new(bounds.connections_per_peer);
@@ -105,6 +106,7 @@ impl Server {
                         Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, service_for(peer)))),
                     }
                 }
+                Err(error) if is_unusable(&error) => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
@@ -114,7 +116,7 @@ impl Server {
         // Closed before the drain, so that new clients are refused at once and go to another node, instead of waiting
         // in the backlog.
         drop(listener);
-        tokio::time::timeout(drain, graceful.shutdown()).await.is_ok()
+        Ok(tokio::time::timeout(drain, graceful.shutdown()).await.is_ok())
     }
 }
 
@@ -153,12 +155,18 @@ async fn accept(listener: &Listener) -> std::io::Result<Accepted> {
         Listener::Tcp(listener) => {
             let (stream, peer) = listener.accept().await?;
             // An answer is one small write. Nagle's algorithm would hold it back until the client acknowledges the
-            // one before.
-            stream.set_nodelay(true)?;
+            // one before. It fails for a connection that is already gone, which says nothing about the listener.
+            let _ = stream.set_nodelay(true);
             Ok(Accepted::Tcp(stream, peer))
         }
         Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
     }
+}
+
+/// Whether `accept` fails because of the socket itself, and always will. Others concern one connection, or pass.
+fn is_unusable(error: &std::io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    matches!(errno, Some(rustix::io::Errno::BADF | rustix::io::Errno::INVAL | rustix::io::Errno::NOTSOCK))
 }
 
 /// The service of one connection: the doors, and the peer's address.

@@ -1,12 +1,10 @@
 //! Tests the server while the wall clock is changed.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::process::{Scratch, Server, Start};
+use super::process::{Scratch, Server, Start, compiled};
 
 const POLICY: &str = r#"
 [ladders.l]
@@ -32,10 +30,7 @@ fn check(server: &Server, user: &str) -> Value {
 #[test]
 fn a_wall_clock_that_jumps_ahead_for_a_moment_has_no_effect() {
     let (folder, policy) = (Scratch::folder(), Scratch::file("policy.toml", POLICY));
-    let (library, offset) = (folder.path().join("realtime.so"), folder.path().join("offset"));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/clock/realtime.c");
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
-    assert!(compiled.unwrap().success(), "the C compiler that Rust links with is missing");
+    let (library, offset) = (compiled("clock/realtime.c", folder.path()), folder.path().join("offset"));
     let set = |seconds: i64| {
         let next = folder.path().join("offset.next");
         std::fs::write(&next, seconds.to_string()).unwrap();
@@ -43,7 +38,7 @@ fn a_wall_clock_that_jumps_ahead_for_a_moment_has_no_effect() {
     };
     // Checks that the preloaded library works: the clock of this server is two days off from its start.
     set(-2 * 86_400);
-    let variables = [("LD_PRELOAD", library.to_str().unwrap()), ("THRESHOLD_CLOCK", offset.to_str().unwrap())];
+    let variables = [("LD_PRELOAD", library.as_str()), ("THRESHOLD_CLOCK", offset.to_str().unwrap())];
     let server = Start { policy: Some(policy.path()), variables: &variables, ..Start::default() }.server();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let told = check(&server, "ada");

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::process::{PATIENCE, Scratch, Server, Start};
+use super::process::{PATIENCE, Scratch, Server, Start, compiled};
 
 const POLICY: &str = r#"
 [login]
@@ -214,10 +214,7 @@ struct Ordered {
 impl Ordered {
     fn new() -> Self {
         let ordered = Self { folder: Scratch::folder(), policy: policy() };
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/disk/fsync.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(ordered.path("fsync.so")).arg(source);
-        assert!(cc.status().unwrap().success(), "the C compiler that Rust links with is missing");
+        compiled("disk/fsync.c", ordered.folder.path());
         ordered.order("ok");
         ordered
     }

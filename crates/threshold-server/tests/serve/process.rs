@@ -160,6 +160,15 @@ fn logged_place(stderr: &mut ChildStderr) -> (String, Vec<String>) {
     }
 }
 
+/// Compiles a library of these tests that stands between a program and a call of the system, as `LD_PRELOAD`.
+pub(crate) fn compiled(source: &str, folder: &Path) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve").join(source);
+    let library = folder.join(source.with_extension("so").file_name().unwrap());
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+    assert!(compiled.unwrap().success(), "the C compiler that Rust links with is missing");
+    library.into_os_string().into_string().unwrap()
+}
+
 impl Server {
     /// Starts a server with this policy.
     pub(crate) fn with(policy: &str) -> (Self, Scratch) {

@@ -14,7 +14,7 @@ use tokio_rustls::rustls::{
 };
 
 use super::client::Client;
-use super::process::{Scratch, Start};
+use super::process::{Scratch, Start, compiled};
 
 const GOOD: &str = r#"{"ip": "203.0.113.7"}"#;
 
@@ -238,4 +238,31 @@ fn tls_needs_a_certificate_with_its_key() {
     assert!(output.status.code() == Some(2) && error.contains("TLS is not supported on a Unix socket"), "{error}");
     let half = Start { args: &["--tls-cert", cert_path], ..Start::default() }.command().output().unwrap();
     assert_eq!(half.status.code(), Some(2));
+}
+
+/// A server with a listener that has failed once looked like one that was asked to stop: it ended with 0, and a supervisor left it.
+///
+/// Woken by trying again after every error, by `failed: false`, and by leaving out the name of the listener.
+#[test]
+fn a_server_whose_listener_fails_ends_with_an_error_that_names_it() {
+    let folder = Scratch::folder();
+    let (library, order) = (compiled("sockets/accept.c", folder.path()), folder.path().join("accept"));
+    let variables = [("LD_PRELOAD", library.as_str()), ("THRESHOLD_ACCEPT", order.to_str().unwrap())];
+    let args = ["--admin", "127.0.0.1:0"];
+    let server = Start { args: &args, variables: &variables, ..Start::default() }.server();
+    // ECONNABORTED concerns one connection, and the next one is served.
+    std::fs::write(&order, "103").unwrap();
+    let mut waiting = server.connect();
+    server.wait_for_log("accept failed");
+    std::fs::remove_file(&order).unwrap();
+    assert_eq!(waiting.post("/v1/check", GOOD).unwrap().status, 200);
+    // EINVAL is about the socket itself.
+    std::fs::write(&order, "22").unwrap();
+    drop(server.stream());
+    let place = server.place.trim_start_matches("http://").to_owned();
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let line = log.lines().find(|line| line.contains("listener failed: the server stops")).unwrap_or(&log);
+    assert!(line.contains("ERROR") && line.contains(&place) && line.contains("Invalid argument"), "{log}");
+    assert!(log.contains("stopped"), "{log}");
 }
