@@ -7,7 +7,7 @@ use threshold_core::Timestamp;
 
 use super::conformance::GrpcDoor;
 use super::conformance::grpc_client::RATE_LIMIT;
-use super::proto::{Code, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
+use super::proto::{Code, DescriptorStatus, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use crate::door::test_server::TestServer;
 
 const POLICY: &str = "[envoy.descriptors]\nx-user = 'user'\n\
@@ -35,7 +35,7 @@ fn a_denied_descriptor_charges_no_limit_on_another_server() {
         door.server.set_time(Timestamp::from_secs(1_767_225_600));
         let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
         let answer: RateLimitResponse = door.client().call(RATE_LIMIT, &request).unwrap();
-        let codes: Vec<Code> = answer.statuses.iter().map(|status| status.code()).collect();
+        let codes: Vec<Code> = answer.statuses.iter().map(DescriptorStatus::code).collect();
         (codes, answer.statuses[0].limit_remaining)
     };
     for user in 0..20 {
