@@ -203,6 +203,7 @@ fn everything() -> PolicyBuilder {
         .envoy_descriptor("x-user", "user")
         .envoy_descriptor(":path", "fact:place")
         .envoy_domain("edge", EnvoyDomain { verb: Verb::Record, negative_hits: true, overrides: false })
+        .envoy_replaces("all", ["all"])
 }
 
 const EVERYTHING: &str = r#"allow = ["passed-on: the proxy sets it"]
@@ -287,6 +288,9 @@ x-user = "user"
 verb = "record"
 negative_hits = true
 override = false
+
+[envoy.replaces]
+all = "all"
 
 [[rule]]
 name = "all"

@@ -121,9 +121,9 @@ impl<S: Store> Node<S> {
             joint.decision.readings.iter().map(|reading| reading.remaining).collect::<Vec<_>>()
         };
         assert_eq!(left(3).await, [7, 0]);
-        self.limiter.credit(&policy, &both(2)).await.unwrap();
+        self.limiter.credit(&policy, &both(2), &[]).await.unwrap();
         assert_eq!(left(0).await, [9, 2]);
-        self.limiter.credit(&policy, &both(100)).await.unwrap();
+        self.limiter.credit(&policy, &both(100), &[]).await.unwrap();
         assert_eq!(left(0).await, [10, 3]);
     }
 

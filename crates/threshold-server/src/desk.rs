@@ -306,9 +306,10 @@ impl Desk {
         &self,
         policy: &Policy,
         request: &JointRequest<'_>,
+        replaced: &[usize],
         store_deadline: Duration,
     ) -> Result<(), CreditError> {
-        within(store_deadline, self.limiter.credit(policy, request)).await
+        within(store_deadline, self.limiter.credit(policy, request, replaced)).await
     }
 
     /// Returns what a check would answer, and why.

@@ -195,6 +195,18 @@ impl PolicyBuilder {
         self
     }
 
+    /// Lets a rule replace others in requests of Envoy: where it applies to one descriptor of a request, they apply to none.
+    pub fn envoy_replaces<I: Into<String>>(
+        mut self,
+        rule: impl Into<String>,
+        rules: impl IntoIterator<Item = I>,
+    ) -> Self {
+        let mut replaced = None;
+        extend(&mut replaced, rules);
+        self.file.envoy.replaces.0.push((text(rule), replaced.unwrap_or_default()));
+        self
+    }
+
     /// Sets what one of Envoy's domains may do.
     pub fn envoy_domain(mut self, name: impl Into<String>, domain: EnvoyDomain) -> Self {
         let EnvoyDomain { verb, negative_hits, overrides } = domain;

@@ -45,6 +45,9 @@ pub(super) fn repeated_keys(loader: &mut Loader<'_>, file: &PolicyFile) {
         check(loader, "limits of one table", limits);
     }
     check(loader, "ladders", &file.ladders);
+    check(loader, "descriptors", &file.envoy.descriptors);
+    check(loader, "domains", &file.envoy.domains);
+    check(loader, "rules that replace others", &file.envoy.replaces);
     for locks in file.login.iter().filter_map(|login| login.value.locks.as_ref()) {
         check(loader, "locks", locks);
     }

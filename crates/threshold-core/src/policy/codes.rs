@@ -107,6 +107,8 @@ codes! {
         "its requests would not be limited", "add `[tiers.NAME]`";
     Error "unknown-ladder": "a ladder that is not defined",
         "no violation would be penalized", "name a built-in ladder, or add `[ladders.NAME]`";
+    Error "unknown-rule": "a name in `[envoy.replaces]` that no rule has",
+        "nothing would be replaced", "name a rule of the policy";
     Error "not-built-in": "a table that needs a feature which the program was built without",
         "the protection would be missing without notice", "build with that feature, as the message says";
     Error "no-jwt": "a `claim:` without `[identity.jwt]`",

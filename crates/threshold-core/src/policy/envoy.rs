@@ -77,6 +77,8 @@ impl Default for EnvoyDomain {
 pub struct EnvoySettings {
     pub(super) descriptors: BTreeMap<Box<str>, DescriptorTarget>,
     pub(super) domains: BTreeMap<Box<str>, EnvoyDomain>,
+    /// Rules by their index, and those that each of them replaces.
+    pub(super) replaces: Vec<(usize, Box<[usize]>)>,
 }
 
 impl EnvoySettings {
@@ -88,6 +90,16 @@ impl EnvoySettings {
             "remote_address" | "masked_remote_address" => Some(&DescriptorTarget::Ip),
             _ => None,
         })
+    }
+
+    /// Whether any rule replaces others.
+    pub(crate) fn replaces_any(&self) -> bool {
+        !self.replaces.is_empty()
+    }
+
+    /// Returns the indices of the rules that this one replaces.
+    pub(crate) fn replaced_by(&self, rule: usize) -> impl Iterator<Item = usize> {
+        self.replaces.iter().filter(move |(own, _)| *own == rule).flat_map(|(_, replaced)| replaced.iter().copied())
     }
 
     /// Returns the settings of a domain.

@@ -378,6 +378,8 @@ pub(crate) struct EnvoyFile {
     pub(crate) descriptors: NamedEntries<Text>,
     /// The settings of single domains.
     pub(crate) domains: NamedEntries<EnvoyDomainFile>,
+    /// The rules that do not apply to any descriptor of a request, by the rule that applies to one of them.
+    pub(crate) replaces: NamedEntries<Texts>,
 }
 
 /// The settings of one of Envoy's domains.

@@ -161,6 +161,8 @@ impl<'s> Loader<'s> {
         // A stable sort: within a layer the order of the file is kept.
         rules.sort_by_key(|(rule, _)| rule.layer);
         let lists = self.lists(&file.lists, &identity);
+        // After sorting: it refers to rules by their index.
+        let envoy = Arc::new(self.envoy(&file.envoy, &rules));
         let policy = Policy {
             allow: self.allowances(file.allow.as_ref()).into(),
             rules: rules.into_iter().map(|(rule, _)| rule).collect(),
@@ -178,7 +180,7 @@ impl<'s> Loader<'s> {
             ),
             alerts: Arc::new(self.alerts(&file.alerts)),
             memory: self.memory(&file.memory),
-            envoy: Arc::new(self.envoy(&file.envoy)),
+            envoy,
             envelope,
             bans: None,
             tokens: None,

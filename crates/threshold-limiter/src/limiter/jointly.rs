@@ -31,6 +31,8 @@ pub struct JointDecision {
     pub decision: Decision,
     /// The index of the request that each of its readings belongs to; empty if it has no figures.
     pub requests: Vec<usize>,
+    /// The rules, by index, that another rule replaced: they applied to none of the requests.
+    pub replaced: Vec<usize>,
     /// The index of each request that could not be planned, and why. If there are any, nothing was charged, unless it was recorded.
     pub unplanned: Vec<(usize, PlanError)>,
 }
@@ -85,11 +87,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         requests: &[JointRequest<'_>],
     ) -> Result<JointDecision, JointError> {
         let start = self.start();
-        let own_limits = own_limits(policy, requests)?;
         let (mut joint, mut outcome) = (JointDecision::default(), Outcome::default());
-        let mut plan = plan_jointly(policy, verb, requests, &own_limits, &mut joint.unplanned)?;
+        let facts = requests.iter().map(|request| (&request.facts, request.skips_missing));
+        let replaced = policy.replaced_rules(facts);
+        let own_limits = own_limits(policy, requests)?;
+        let mut plan = plan_jointly(policy, verb, requests, (&own_limits, &replaced), &mut joint.unplanned)?;
         plan.identify(random_id);
-        let moves = self.moves_of_joint(requests, &joint.unplanned, &plan);
+        let moves = self.moves_of_joint(requests, (&joint.unplanned, &replaced), &plan);
         let Settled { in_store, .. } =
             Box::pin(self.settle_moving(moves, &plan, &mut outcome, &mut joint.decision)).await;
         joint.requests.extend(plan.requests_of_readings(&outcome));
@@ -113,19 +117,24 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 self.tell(plan.verb().into(), facts, &joint.decision, policy, (start, in_store));
             }
         }
+        joint.replaced = replaced;
         Ok(joint)
     }
 
-    /// Gives back the cost of a request on every enforced limit that it meets, at most what still counts there. Without a receipt
-    /// nothing shows that it was ever charged: only for a caller that is trusted with it. Rules that count by outcome or in flight are
-    /// left out.
+    /// Gives back the cost of a request on every enforced limit that it meets, at most what still counts there, but for the rules that
+    /// are `replaced`. Without a receipt nothing shows that it was ever charged: only for a caller that is trusted with it. Rules that
+    /// count by outcome or in flight are left out.
     ///
     /// # Errors
     /// Returns an error if the request cannot be planned, or if the store cannot answer; then a part of it may have been given back.
-    pub async fn credit(&self, policy: &Policy, request: &JointRequest<'_>) -> Result<(), CreditError> {
+    pub async fn credit(
+        &self,
+        policy: &Policy,
+        request: &JointRequest<'_>,
+        replaced: &[usize],
+    ) -> Result<(), CreditError> {
         let mut plan = Plan::new(policy, Verb::Record);
-        plan.skip_missing(request.skips_missing);
-        plan.add(&request.facts).map_err(CreditError::Plan)?;
+        add(&mut plan, request, &[], replaced).map_err(CreditError::Plan)?;
         let first = plan.charges().first().map(Charge::key);
         self.perform(Operation::Refund, first, async {
             // One after the other: unlike a charge, each of them is right by itself.
@@ -143,7 +152,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     fn moves_of_joint(
         &self,
         requests: &[JointRequest<'_>],
-        unplanned: &[(usize, PlanError)],
+        (unplanned, replaced): (&[(usize, PlanError)], &[usize]),
         plan: &Plan<'_>,
     ) -> Option<Box<KeyMoves>> {
         self.moves_from(plan, |old| {
@@ -151,7 +160,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 old.skip_missing(*skips_missing);
                 // Costs do not change keys, and one that never fits would fail.
                 let facts = Facts { trace: plan.trace(), cost: Some(0), bytes: Some(0), costs: &[], ..*facts };
-                old.add(&facts).ok()?;
+                old.add_changed(&facts, &[], replaced).ok()?;
             }
             Some(())
         })
@@ -170,12 +179,26 @@ fn planned_positions(requests: &[JointRequest<'_>], unplanned: &[(usize, PlanErr
     planned(requests, unplanned).map(|(index, _)| index).collect()
 }
 
+/// Adds a request to a plan, with limits of its own and without the rules that are replaced.
+fn add<'p>(
+    plan: &mut Plan<'p>,
+    JointRequest { facts, skips_missing, .. }: &JointRequest<'_>,
+    own_limits: &'p [(usize, Limit)],
+    replaced: &[usize],
+) -> Result<(), PlanError> {
+    plan.skip_missing(*skips_missing);
+    if own_limits.is_empty() && replaced.is_empty() {
+        return plan.add(facts);
+    }
+    plan.add_changed(facts, own_limits, replaced)
+}
+
 /// Plans all requests that can be planned, and lists the others.
 fn plan_jointly<'p>(
     policy: &'p Policy,
     verb: Verb,
     requests: &[JointRequest<'_>],
-    own_limits: &'p [OwnLimits],
+    (own_limits, replaced): (&'p [OwnLimits], &[usize]),
     unplanned: &mut Vec<(usize, PlanError)>,
 ) -> Result<Plan<'p>, JointError> {
     // Each turn finds one more request that cannot be planned: a plan must not be used after an error.
@@ -185,12 +208,8 @@ fn plan_jointly<'p>(
         let mut plan = Plan::new(policy, verb);
         let mut failed = None;
         for (index, request) in planned(requests, unplanned) {
-            plan.skip_missing(request.skips_missing);
-            let added = match own_limits.get(index) {
-                Some(limits) if request.rate.is_some() => plan.add_with_limits(&request.facts, limits),
-                _ => plan.add(&request.facts),
-            };
-            match added {
+            let own_limits = own_limits.get(index).map_or(&[][..], Vec::as_slice);
+            match add(&mut plan, request, own_limits, replaced) {
                 Ok(()) => {}
                 Err(PlanError::TooManyRules) => return Err(JointError::TooManyRules),
                 Err(error) => {

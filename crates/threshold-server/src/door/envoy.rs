@@ -63,7 +63,7 @@ pub(super) async fn should_rate_limit(
     let response = response::response(&policy, &requests, &decided, domain.verb == Verb::Record);
     if response.overall_code() == Code::Ok {
         for request in &credits {
-            app.desk.credit(&policy, request, deadline).await.map_err(|error| match error {
+            app.desk.credit(&policy, request, &decided.replaced, deadline).await.map_err(|error| match error {
                 CreditError::Plan(reason) => GrpcError::invalid(format!("descriptors: {reason}")),
                 other => GrpcError::new(GrpcCode::Unavailable, format!("not everything was given back: {other}")),
             })?;

@@ -232,7 +232,7 @@ fn a_domain_that_records_charges_and_never_denies() {
     assert_eq!(codes(&envoy.ask(vec![descriptor(&address)])).0, Code::OverLimit);
 }
 
-/// Woken by: leaving out `filter(|_| domain.overrides)`, or `add_with_limits`.
+/// Woken by: leaving out `filter(|_| domain.overrides)`, or `add_changed`.
 #[test]
 fn a_limit_of_a_descriptor_counts_only_where_the_policy_allows_it() {
     let mut envoy = Envoy::start(POLICY);
@@ -273,6 +273,31 @@ fn negative_hits_give_back_at_most_what_was_charged_where_the_policy_allows_it()
         assert_eq!(seen, [6, 3, 5, 9, 10, 0], "{algorithm}");
         drop(envoy);
     }
+}
+
+/// Woken by: leaving out `replaced_rules` in `decide_jointly`, or `replaced` in `credit`.
+#[test]
+fn a_rule_replaces_others_in_the_requests_that_it_applies_to() {
+    let rule = |name: &str, key: &str, limit: &str| {
+        format!(
+            "[[rule]]\nname = '{name}'\nlayer = 'edge'\nmatch = {{ fact.{key} = '**' }}\nper = ['fact:{key}']\nlimit = '{limit}'\n"
+        )
+    };
+    let policy = "[envoy.replaces]\nspecial = ['reads']\n[envoy.domains.edge]\nnegative_hits = true\n".to_owned()
+        + &rule("reads", "kind", "3/year")
+        + &rule("special", "path", "9/year");
+    let mut envoy = Envoy::start(&policy);
+    let (kind, path) = ([("kind", "read")], [("path", "/a")]);
+    // More than `reads` ever holds; it is not charged either.
+    let answer = envoy.ask(vec![costing(4, &kind), costing(4, &path)]);
+    assert_eq!(codes(&answer), (Code::Ok, vec![(Code::Ok, 0), (Code::Ok, 5)]));
+    assert_eq!(answer.statuses[0].current_limit, None);
+    assert_eq!(codes(&envoy.ask(vec![costing(2, &kind)])), (Code::Ok, vec![(Code::Ok, 1)]));
+    // Nor does it get anything back.
+    let back = |entries| RateLimitDescriptor { is_negative_hits: true, ..costing(2, entries) };
+    assert_eq!(codes(&envoy.ask(vec![back(&kind), back(&path)])).0, Code::Ok);
+    assert_eq!(codes(&envoy.ask(vec![costing(0, &kind)])), (Code::Ok, vec![(Code::Ok, 1)]));
+    assert_eq!(codes(&envoy.ask(vec![costing(0, &path)])), (Code::Ok, vec![(Code::Ok, 7)]));
 }
 
 #[test]

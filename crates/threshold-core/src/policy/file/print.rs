@@ -54,9 +54,10 @@ impl PolicyFile {
         printer.optional_table("[alerts]", |entries| print_alerts(entries, alerts));
         printer.optional_table("[answers]", |entries| print_answers(entries, answers));
         printer.optional_table("[memory]", |entries| print_memory(entries, memory));
-        let EnvoyFile { descriptors, domains } = envoy;
+        let EnvoyFile { descriptors, domains, replaces } = envoy;
         printer.optional_table("[envoy.descriptors]", |entries| print_limits(entries, descriptors));
         printer.named_tables("envoy.domains", domains, print_envoy_domain);
+        printer.optional_table("[envoy.replaces]", |entries| entries.named(replaces));
         // The loader attributes a finding to the last rule that begins before it, so no table may follow the rules.
         for rule in rule {
             let start = printer.header("[[rule]]");

@@ -16,7 +16,9 @@ use crate::policy::file::{
 };
 use crate::policy::lists::{ListEntry, Listed, Lists};
 use crate::policy::place::{LoginBudget, LoginPlaces};
-use crate::policy::{Alert, AlertOn, Alerts, DescriptorTarget, EnvoyDomain, EnvoySettings, Identity, Memory, check};
+use crate::policy::{
+    Alert, AlertOn, Alerts, DescriptorTarget, EnvoyDomain, EnvoySettings, Identity, Memory, Rule, check,
+};
 use crate::time::Span;
 
 impl Loader<'_> {
@@ -229,7 +231,17 @@ impl Loader<'_> {
         memory
     }
 
-    pub(super) fn envoy(&mut self, file: &EnvoyFile) -> EnvoySettings {
+    /// Returns the index of the rule with this name.
+    fn rule_named(&mut self, name: &Text, rules: &[(Rule, Range<usize>)]) -> Option<usize> {
+        let index = rules.iter().position(|(rule, _)| *rule.name == *name.value);
+        if index.is_none() {
+            let message = format!("there is no rule called \"{}\"", name.value);
+            self.error("unknown-rule", name.span.clone(), message, "name rules of this policy");
+        }
+        index
+    }
+
+    pub(super) fn envoy(&mut self, file: &EnvoyFile, rules: &[(Rule, Range<usize>)]) -> EnvoySettings {
         let mut settings = EnvoySettings::default();
         for (key, text) in &file.descriptors.0 {
             let Some(target) = DescriptorTarget::named(&text.value) else {
@@ -253,6 +265,17 @@ impl Loader<'_> {
             };
             let domain = EnvoyDomain { verb, negative_hits: is_set(negative_hits), overrides: is_set(overrides) };
             settings.domains.insert(name.value.as_str().into(), domain);
+        }
+        for (name, replaced) in &file.replaces.0 {
+            let rule = self.rule_named(name, rules);
+            let replaced: Box<[usize]> =
+                replaced.items.iter().filter_map(|name| self.rule_named(name, rules)).collect();
+            if rule.is_some_and(|rule| replaced.contains(&rule)) {
+                let message = format!("rule \"{}\" would replace itself", name.value);
+                self.error("bad-value", name.span.clone(), message, "it would never apply");
+                continue;
+            }
+            settings.replaces.extend(rule.map(|rule| (rule, replaced)));
         }
         settings
     }

@@ -94,7 +94,7 @@ fn code(is_allowed: bool) -> i32 {
 
 /// Makes the status of one descriptor.
 fn status(policy: &Policy, index: usize, joint: &JointDecision, is_allowed: bool) -> DescriptorStatus {
-    let JointDecision { decision, requests, unplanned } = joint;
+    let JointDecision { decision, requests, unplanned, .. } = joint;
     if unplanned.iter().any(|(own, _)| *own == index) {
         return DescriptorStatus { code: code(is_allowed), ..DescriptorStatus::default() };
     }

@@ -50,9 +50,9 @@ struct LimitFile {
     unit: Option<Spanned<String>>,
     #[serde(default)]
     unlimited: bool,
-    // Names a limit for `replaces`.
-    #[serde(default, rename = "name")]
-    _name: Option<String>,
+    /// The name by which others replace it.
+    #[serde(default)]
+    name: Option<String>,
     #[serde(default)]
     replaces: Option<Vec<ReplacedFile>>,
 }
@@ -71,6 +71,10 @@ pub(super) struct Node {
     pub(super) fact: String,
     pub(super) values: Values,
     pub(super) limit: Option<NodeLimit>,
+    /// The name of the limit; empty if it has none.
+    pub(super) name: String,
+    /// The names of the limits that it replaces, in the other descriptors of a request.
+    pub(super) replaces: Vec<String>,
     /// Whether the limit only watches.
     pub(super) is_shadow: bool,
     /// Whether all values of a wildcard share one counter.
@@ -141,12 +145,16 @@ fn node(file: DescriptorFile, above: &[&str]) -> Result<Node, ImportError> {
     if let Some(shares) = shares.as_ref().filter(|_| !matches!(values, Values::Pattern(_))) {
         return Err(ImportError::new(shares.referenced.line(), "share_threshold: the value has no star"));
     }
-    let limit = file.rate_limit.map(|limit| limit.read(line)).transpose()?;
+    let mut limit_file = file.rate_limit;
+    let name = limit_file.as_mut().and_then(|limit| limit.name.take()).unwrap_or_default();
+    let replaces = limit_file.as_mut().and_then(|limit| limit.replaces.take()).unwrap_or_default();
+    let replaces = replaces.into_iter().map(|replaced| replaced.read(&name)).collect::<Result<_, _>>()?;
+    let limit = limit_file.map(|limit| limit.read(line)).transpose()?;
     let fact = fact(key, above);
     let facts: Vec<&str> = above.iter().copied().chain([&*fact]).collect();
     let below = nodes(file.descriptors, &facts)?;
     let (is_shadow, is_shared) = (file.shadow_mode, shares.is_some());
-    Ok(Node { line, fact, values, limit, is_shadow, is_shared, below })
+    Ok(Node { line, fact, values, limit, name, replaces, is_shadow, is_shared, below })
 }
 
 /// Returns the fact of a key below others. The second of a name is counted on, as the door for Envoy does it.
@@ -176,16 +184,19 @@ fn values(value: Spanned<String>) -> Result<Values, ImportError> {
     })
 }
 
+impl ReplacedFile {
+    /// Returns the name of a limit that one of this name replaces.
+    fn read(self, own: &str) -> Result<String, ImportError> {
+        let Self { name } = self;
+        match name.value {
+            Some(name) if !name.is_empty() && name != own => Ok(name),
+            _ => Err(ImportError::new(name.referenced.line(), "replaces: name another limit")),
+        }
+    }
+}
+
 impl LimitFile {
     fn read(self, line: u64) -> Result<NodeLimit, ImportError> {
-        if let Some(replaced) = self.replaces.into_iter().flatten().next() {
-            let message = format!(
-                "replaces: \"{}\" would apply to a request unless another of its descriptors has this limit, and a policy decides \
-                 each descriptor by itself",
-                replaced.name.value.unwrap_or_default()
-            );
-            return Err(ImportError::new(replaced.name.referenced.line(), message));
-        }
         if self.unlimited {
             return match self.unit {
                 // That service does not load it either.

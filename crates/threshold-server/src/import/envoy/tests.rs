@@ -222,8 +222,8 @@ fn what_a_policy_cannot_express_is_an_error_with_its_line() {
         ("domain: d\ndescriptors:\n- key: a\n  rate_limit: {requests_per_unit: 1}\n".to_owned(), "x.yaml:3: the rate_limit has no unit"),
         (format!("domain: d\ndescriptors:\n- key: a\n  quota_mode: true\n  {limit}\n"), "x.yaml:4: quota_mode"),
         (
-            "domain: d\ndescriptors:\n- key: a\n  rate_limit:\n    unit: second\n    requests_per_unit: 1\n    replaces:\n    - name: b\n".to_owned(),
-            "x.yaml:8: replaces: \"b\"",
+            "domain: d\ndescriptors:\n- key: a\n  rate_limit:\n    unit: second\n    requests_per_unit: 1\n    name: b\n    replaces:\n    - name: b\n".to_owned(),
+            "x.yaml:9: replaces: name another limit",
         ),
         // Exact before wildcard before any: three kinds, and a policy has two.
         (
@@ -232,7 +232,7 @@ fn what_a_policy_cannot_express_is_an_error_with_its_line() {
         ),
         (
             "domain: d\ndescriptors:\n- key: a\n  rate_limit:\n    unit: second\n    replaces:\n    - name:\n".to_owned(),
-            "x.yaml:7: replaces: \"\"",
+            "x.yaml:7: replaces: name another limit",
         ),
         ("domain: d\ndescriptors:\n- key: a\n  rate_limits: 1\n".to_owned(), "x.yaml:4: unknown field `rate_limits`"),
         ("- not a mapping\n".to_owned(), "x.yaml"),
@@ -242,4 +242,25 @@ fn what_a_policy_cannot_express_is_an_error_with_its_line() {
         let error = import("x.yaml", &text).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{text}\n{error}");
     }
+}
+
+/// Woken by: leaving out `replaces` in `policy`, and taking the names of rules for those of limits.
+#[test]
+fn a_limit_that_replaces_others_is_a_rule_that_replaces_theirs() {
+    let limit = |rest: &str| format!("rate_limit: {{unit: hour, requests_per_unit: 1, {rest}}}");
+    let text = format!(
+        "domain: d\ndescriptors:\n- {{key: kind, value: read, {}}}\n- {{key: kind, value: write, {}}}\n\
+         - {{key: path, {}}}\n- {{key: free, rate_limit: {{unlimited: true, replaces: [{{name: reads}}]}}}}\n",
+        limit("name: reads"),
+        limit("name: writes"),
+        limit("replaces: [{name: reads}, {name: writes}, {name: unknown}]"),
+    );
+    let text = import("x.yaml", &text).unwrap();
+    let tables: Vec<&str> = text.lines().skip_while(|line| *line != "[envoy.replaces]").take(3).collect();
+    assert_eq!(
+        tables,
+        ["[envoy.replaces]", "d-path = [\"d-kind-read\", \"d-kind-write\"]", "d-free = [\"d-kind-read\"]"],
+        "{text}"
+    );
+    drop(parse(&text));
 }

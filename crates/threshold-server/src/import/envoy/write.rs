@@ -29,23 +29,27 @@ pub(super) fn policy(file: &str, domain: &str, selection: &Selection<'_>) -> Str
         }
     }
     let mut names = BTreeSet::new();
+    let replaced_at = text.len();
+    let mut written = Vec::new();
     let any_fallback = selection.rules.iter().any(|rule| rule.is_fallback);
     for rule in &selection.rules {
-        rule.write(domain, &mut names, any_fallback, &mut text);
+        written.push(rule.write(domain, &mut names, any_fallback, &mut text));
     }
+    text.insert_str(replaced_at, &replaces(&selection.rules, &written));
     for pass in &selection.passes {
         line(&mut text, format_args!("\n# No limit in the file, and no other rule applies."));
-        head(domain, pass, &mut names, &mut text);
+        let _ = head(domain, pass, &mut names, &mut text);
         text.push_str("per = [\"fact:domain\"]\nlimit = \"unlimited\"\n");
     }
     text
 }
 
 impl SelectedRule<'_> {
-    fn write(&self, domain: &str, names: &mut BTreeSet<String>, any_fallback: bool, text: &mut String) {
+    /// Writes the rule, and returns its name.
+    fn write(&self, domain: &str, names: &mut BTreeSet<String>, any_fallback: bool, text: &mut String) -> String {
         let (path, node) = (&self.limited.path, self.limited.node);
         line(text, format_args!("\n# Line {}: {}", node.line, comment(&shown(path))));
-        head(domain, path, names, text);
+        let name = head(domain, path, names, text);
         let (limits, counts) = match &node.limit {
             Some(NodeLimit::Per(limit)) => (format!("limit = \"{limit}\""), true),
             Some(NodeLimit::Deny) => ("deny = true".to_owned(), false),
@@ -68,6 +72,7 @@ impl SelectedRule<'_> {
                 );
             }
         }
+        name
     }
 
     /// What is counted apart: the values of all keys that may have several.
@@ -83,8 +88,23 @@ impl SelectedRule<'_> {
     }
 }
 
-/// Begins a rule that matches a path.
-fn head(domain: &str, path: &[Entry], names: &mut BTreeSet<String>, text: &mut String) {
+/// Writes which rules replace which in one request. A name that no limit has replaces nothing, there and here.
+fn replaces(rules: &[SelectedRule<'_>], written: &[String]) -> String {
+    let mut text = String::new();
+    for (rule, name) in rules.iter().zip(written) {
+        let is_replaced = |other: &SelectedRule<'_>| rule.limited.node.replaces.contains(&other.limited.node.name);
+        let replaced = rules.iter().zip(written).filter(|(other, _)| is_replaced(other));
+        let replaced: Vec<String> = replaced.map(|(_, name)| quoted(name)).collect();
+        if !replaced.is_empty() {
+            let table = if text.is_empty() { "\n[envoy.replaces]\n" } else { "" };
+            line(&mut text, format_args!("{table}{} = [{}]", bare_or_quoted(name), replaced.join(", ")));
+        }
+    }
+    text
+}
+
+/// Begins a rule that matches a path, and returns its name.
+fn head(domain: &str, path: &[Entry], names: &mut BTreeSet<String>, text: &mut String) -> String {
     let facts = path.iter().map(|(key, values)| {
         let pattern = match values {
             Values::One(value) => value.clone(),
@@ -97,6 +117,7 @@ fn head(domain: &str, path: &[Entry], names: &mut BTreeSet<String>, text: &mut S
     let name = unique(&name(domain, path), names);
     line(text, format_args!("[[rule]]\nname = \"{name}\"\nlayer = \"edge\""));
     line(text, format_args!("match = {{ fact = {{ domain = {}{facts} }} }}", quoted(domain)));
+    name
 }
 
 fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
