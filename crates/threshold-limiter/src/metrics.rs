@@ -28,6 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::registry::Registry;
 use threshold_core::Verdict;
+use threshold_core::decision::Degraded;
 use threshold_core::policy::{Mode, Policy, TokenError};
 
 use crate::observer::{
@@ -52,6 +53,13 @@ impl Metrics {
     #[must_use]
     pub fn observer(&self) -> Arc<dyn Observer> {
         Arc::<Counts>::clone(&self.0)
+    }
+
+    /// Counts a decision that was marked as degraded after observers had heard of it: its strike was not saved in time.
+    pub fn count_degraded(&self, reason: Degraded) {
+        if let Some(shard) = self.0.shards.own(own_shard()) {
+            shard.count_degraded(reason);
+        }
     }
 
     /// Adds the metrics to a registry of your own. Their names begin with `threshold_`.

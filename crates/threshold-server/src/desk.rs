@@ -406,9 +406,10 @@ impl Desk {
         }
         // What is left of one deadline, because the requests of a list share it.
         let left = deadline.saturating_duration_since(Instant::now());
-        if self.wait_until_saved(left).await.is_err() {
-            // An earlier reason stays: a store that did not answer says more about the decision than a slow disk.
-            decision.degraded.get_or_insert(Degraded::Journal);
+        // An earlier reason stays: a store that did not answer says more about the decision than a slow disk.
+        if self.wait_until_saved(left).await.is_err() && decision.degraded.is_none() {
+            decision.degraded = Some(Degraded::Journal);
+            self.metrics.limiter.count_degraded(Degraded::Journal);
         }
     }
 

@@ -8,9 +8,15 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::envoy::{codes, descriptor, grpc_address};
+use super::grpc_client::{GrpcClient, RATE_LIMIT};
 use super::process::{PATIENCE, Scratch, Server, Start, compiled};
+use super::proto::{Code, RateLimitRequest};
 
 const POLICY: &str = r#"
+[envoy.descriptors]
+"x-user" = "user"
+
 [login]
 locks = { 2 = "1h" }
 
@@ -280,6 +286,24 @@ fn a_disk_that_is_slow() {
     for user in ["before", "meanwhile", "afterwards"] {
         assert_eq!(post(&server, "/v1/check", &json!({"user": user})).1["banned"], true, "{user}");
     }
+}
+
+/// An answer to Envoy cannot say that its strike is not on disk yet, but it is counted.
+///
+/// Woken by: answering Envoy without `save_strikes`.
+#[test]
+fn a_strike_for_envoy_waits_for_the_disk_too() {
+    let disk = Ordered::new();
+    let server = disk.server_with(&["--grpc", "127.0.0.1:0"]);
+    let mut client = GrpcClient::connect(grpc_address(&server));
+    disk.order("hold");
+    let descriptors = vec![descriptor(&[("x-user", "striker")])];
+    let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
+    let asked = [(); 2].map(|()| codes(&client.call(RATE_LIMIT, &request).unwrap()).0);
+    assert_eq!(asked, [Code::Ok, Code::OverLimit]);
+    let metrics = server.connect().send("GET", "/metrics", &[], "").unwrap().body;
+    assert!(metrics.contains("threshold_degraded_total{reason=\"journal\"} 1"), "{metrics}");
+    disk.order("ok");
 }
 
 /// A disk that never answers does not keep the server from ending. Woken by: waiting for `Desk::close` without a bound.

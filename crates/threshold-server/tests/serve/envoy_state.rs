@@ -74,7 +74,7 @@ fn unsaved(envoy: &Envoy) -> String {
     line.unwrap_or_else(|| panic!("{text}")).to_owned()
 }
 
-/// Woken by: answering Envoy without `save_strikes`.
+/// Woken by: leaving the strikes of joint decisions out of the journal. Whether they are waited for is a matter of `disk.rs`.
 #[test]
 fn a_ban_by_a_ladder_survives_kill_9() {
     let folder = Scratch::folder();
