@@ -54,6 +54,9 @@ mod tests {
     fn comments_go_and_strings_and_line_numbers_stay() {
         for (text, expected) in [
             ("# sk_live_1\na = 1 # two\n", "\na = 1\n"),
+            ("a = '''it's # kept''' # gone", "a = '''it's # kept'''"),
+            ("a = \"\"\"say \"hi # kept\"\"\" # gone", "a = \"\"\"say \"hi # kept\"\"\""),
+            ("a = \"\"\"b\"\"\"\" # gone", "a = \"\"\"b\"\"\"\""),
             ("a = '#' # x", "a = '#'"),
             ("a = \"# \\\" #\" # it's", "a = \"# \\\" #\""),
             ("a = '\\' # x'", "a = '\\'"),
