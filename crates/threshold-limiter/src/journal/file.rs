@@ -8,7 +8,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use threshold_core::KeyId;
 
-use super::fs::{WAL, create_new, is_empty, length, lock, open_or_create, sync_parent, with_suffix};
+use super::fs::{LOCK, WAL, create_new, is_empty, length, lock, open_or_create, remove, sync_parent, with_suffix};
 use super::inspect::Inspection;
 use super::queue::Batch;
 use super::rebuild::{FileStamps, WriteFault};
@@ -45,10 +45,23 @@ pub(super) struct JournalFile {
 
 impl JournalFile {
     pub(super) fn open(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Contents), JournalError> {
-        let key_id = keys.present;
         // Before the lock, which is a file of its own: nothing is created beside another program's file.
         identify::check(path)?;
+        let is_first = !std::fs::exists(with_suffix(path, LOCK)).map_err(JournalError::io(path))?;
         let lock = lock(path)?;
+        // The same lock: it is held until its file is removed.
+        let held = lock.try_clone().map_err(JournalError::io(path))?;
+        let opened = Self::open_locked(path, keys, missing, lock);
+        if opened.is_err() && is_first {
+            // Beside a file that cannot be used it would be the only trace of a journal.
+            let _ = remove(&with_suffix(path, LOCK));
+        }
+        drop(held);
+        opened
+    }
+
+    fn open_locked(path: &Path, keys: KeyIds, missing: Missing, lock: File) -> Result<(Self, Contents), JournalError> {
+        let key_id = keys.present;
         // Before anything is replaced or repaired: the file of another version stays as it is.
         check_version(path)?;
         salvage::finish_replacement(path)?;
@@ -192,14 +205,8 @@ fn inspect(path: &Path) -> Result<(Option<Connection>, Inspection), JournalError
 
 /// Opens a database in WAL mode, with a sync of each commit.
 pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
     // If one of these fails, the database and its log go into quarantine as they are.
-    set_checkpoint_on_close(&connection, false);
-    connection.busy_timeout(BUSY_TIMEOUT)?;
-    // The file may have been changed by anybody: trust neither its schema nor its cell sizes.
-    connection.pragma_update(None, "trusted_schema", false)?;
-    connection.pragma_update(None, "cell_size_check", true)?;
+    let connection = connect_unchanged(path)?;
     // Overwrites deleted rows with zeros, so that a page scan of a damaged file does not bring them back.
     connection.pragma_update_and_check(None, "secure_delete", true, |row| row.get::<_, i64>(0))?;
     // Readers, as a backup is one, do not block the writer in WAL mode.
@@ -207,6 +214,27 @@ pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     // In WAL mode only `full` syncs each commit; `normal` syncs checkpoints alone.
     connection.pragma_update(None, "synchronous", "full")?;
     set_checkpoint_on_close(&connection, true);
+    Ok(connection)
+}
+
+/// Opens a database to read it, also while a server writes to it. Its bytes and those of its log stay as they are.
+pub(super) fn connect_to_read(path: &Path) -> rusqlite::Result<Connection> {
+    // Without a log SQLite creates an empty one, and removes it by the checkpoint.
+    let has_log = !is_empty(&with_suffix(path, WAL));
+    let connection = connect_unchanged(path)?;
+    set_checkpoint_on_close(&connection, !has_log);
+    Ok(connection)
+}
+
+/// Opens a database as it is, and leaves its log when it is closed.
+fn connect_unchanged(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    set_checkpoint_on_close(&connection, false);
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    // The file may have been changed by anybody: trust neither its schema nor its cell sizes.
+    connection.pragma_update(None, "trusted_schema", false)?;
+    connection.pragma_update(None, "cell_size_check", true)?;
     Ok(connection)
 }
 
@@ -303,7 +331,11 @@ pub(super) fn read_only(path: &Path) -> Result<Contents, JournalError> {
     std::fs::metadata(path).map_err(JournalError::io(path))?;
     identify::check(path)?;
     check_version(path)?;
-    let connection = connect(path).map_err(JournalError::sqlite(path))?;
+    // SQLite finds no tables in a file without content. It is a new journal, or the rest of one that was lost.
+    if is_empty(path) {
+        return check_may_create(path, Missing::Refuse).map(|()| Contents::default());
+    }
+    let connection = connect_to_read(path).map_err(JournalError::sqlite(path))?;
     connection.pragma_update(None, "query_only", true).map_err(JournalError::sqlite(path))?;
     Ok(Inspection::run(&connection, path).into_contents(path))
 }
@@ -315,7 +347,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
     check_version(from)?;
     // `VACUUM INTO` accepts an empty file, so the copy keeps the mode 0600.
     let created = create_new(to).map_err(JournalError::io(to))?;
-    let copied = connect(from).and_then(|connection| {
+    let copied = connect_to_read(from).and_then(|connection| {
         let name = to.to_str().ok_or_else(|| rusqlite::Error::InvalidPath(to.into()))?;
         connection.execute("VACUUM INTO ?1", [name]).map(drop)
     });

@@ -7,7 +7,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use threshold_core::{KeyId, Timestamp};
 
 use super::file;
-use super::fs::resolve;
+use super::fs::{self, resolve};
 use super::identify;
 use super::rows::AuditLine;
 use super::schema::meta;
@@ -24,6 +24,9 @@ impl Journal {
     /// Fails if the file cannot be read.
     pub fn read_audit(path: &Path, before: Option<u64>, limit: usize) -> Result<Vec<(u64, AuditLine)>, JournalError> {
         let path = &*resolve(path);
+        if fs::is_empty(path) && path.exists() {
+            return file::read_only(path).map(|_| Vec::new());
+        }
         let lines = connect(path)?;
         let before = before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -69,7 +72,7 @@ fn connect(path: &Path) -> Result<Connection, JournalError> {
     // Before SQLite opens the file: that alone changes the file of another program.
     identify::check(path)?;
     let open = || {
-        let connection = file::connect(path)?;
+        let connection = file::connect_to_read(path)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.pragma_update(None, "query_only", true)?;
         rusqlite::Result::Ok(connection)

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -114,12 +115,8 @@ fn a_journal_that_is_missing_beside_its_secret_is_refused() {
     }
     assert!(!db.exists());
     // The error names two ways out: a copy is restored,
-    let restore = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"))
-        .args(["restore"])
-        .arg(&copy)
-        .arg("--db")
-        .arg(&db)
-        .status();
+    let restore =
+        Command::new(env!("CARGO_BIN_EXE_threshold")).args(["restore"]).arg(&copy).arg("--db").arg(&db).status();
     assert!(restore.unwrap().success());
     let server = place.start(&db, &[]);
     assert!(is_banned(&server, "mallory"));
@@ -192,7 +189,7 @@ fn a_killed_start_does_not_hide_damage() {
 }
 
 fn run(args: &[&str], variables: &[(&str, &str)]) -> std::process::Output {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
     for name in ["THRESHOLD_SECRET", "THRESHOLD_SECRET_OLD"] {
         command.env_remove(name);
     }
@@ -341,4 +338,75 @@ fn a_missing_folder_is_named() {
     let expect = format!("the folder {} of ", place.path("no/folder").display());
     assert!(said.contains(&expect) && said.contains("does not exist"), "{said}");
     assert!(!place.path("no").exists());
+}
+
+/// Returns the files of a folder with their contents. The index of a log is left out: SQLite makes it from the log.
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let files = files.map(|file| (file.file_name().into_string().unwrap(), std::fs::read(file.path()).unwrap()));
+    let mut files: Vec<_> = files.filter(|(name, _)| !name.ends_with("-shm")).collect();
+    files.sort_unstable();
+    files
+}
+
+/// `bans list --db FILE` once made a database of an empty file, and applied the log of a server that was killed.
+///
+/// Woken by `connect` in `read_only`, in `copy` or in `lookup`, and by reading an empty file with SQLite.
+#[test]
+fn commands_that_read_a_journal_change_no_file() {
+    let installation = Installation::new();
+    let nowhere = "http://127.0.0.1:1";
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
+        let output = command.args(args).env_clear().env("THRESHOLD_SERVER", nowhere).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout) + &text(output.stderr))
+    };
+    let empty = Scratch::file("empty.db", "");
+    let name = empty.path().to_str().unwrap();
+    let (code, text) = run(&["bans", "list", "--db", name]);
+    assert!(code == Some(2) && text.contains("empty.db has no bans"), "{text}");
+    let (code, text) = run(&["audit", "--db", name]);
+    assert!(code == Some(0) && text.contains("there are no changes"), "{text}");
+    assert_eq!(contents(empty.path().parent().unwrap()), [("empty.db".to_owned(), vec![])]);
+    // The log of a server that was killed has the ban.
+    let db = installation.path("threshold.db");
+    let server = installation.start(&db, &[]);
+    ban(&server, "eve");
+    server.signal("KILL");
+    drop(server);
+    let name = db.to_str().unwrap();
+    let before = contents(installation.folder.path());
+    assert!(before.iter().any(|(name, bytes)| name.ends_with("-wal") && !bytes.is_empty()), "there is a log");
+    let copies = Scratch::folder();
+    let copy = copies.path().join("copy.db");
+    let copy = copy.to_str().unwrap();
+    for args in [&["bans", "list", "--db", name][..], &["audit", "--db", name], &["backup", copy, "--db", name]] {
+        let (code, text) = run(args);
+        assert!(code == Some(0) && (text.contains("eve") || args[0] == "backup"), "{args:?}: {text}");
+        assert!(contents(installation.folder.path()) == before, "{args:?} has changed a file");
+    }
+    let before = contents(copies.path());
+    let (code, text) = run(&["bans", "list", "--db", copy]);
+    assert!(code == Some(0) && text.contains("eve"), "{text}");
+    assert!(contents(copies.path()) == before, "the copy is changed");
+}
+
+/// Woken by leaving out the removal, and by removing a lock that was there before.
+#[test]
+fn a_start_that_fails_leaves_no_lock_behind() {
+    let installation = Installation::new();
+    let db = installation.path("threshold.db");
+    // The journal is lost: its secret is still there.
+    let secret = installation.path("threshold.secret");
+    std::fs::write(&secret, "0123456789abcdef".repeat(4)).unwrap();
+    std::fs::set_permissions(secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let before = contents(installation.folder.path());
+    let error = installation.refusal(&db);
+    assert!(error.contains("--new-journal"), "{error}");
+    assert_eq!(contents(installation.folder.path()), before);
+    std::fs::write(installation.path("threshold.db.lock"), "").unwrap();
+    let before = contents(installation.folder.path());
+    installation.refusal(&db);
+    assert_eq!(contents(installation.folder.path()), before, "the lock of an earlier start stays");
 }
