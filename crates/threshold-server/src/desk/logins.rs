@@ -1,7 +1,7 @@
 //! Logins at the desk: attempts and results, their lines in the log, and the count of locked accounts.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -133,21 +133,21 @@ impl Desk {
         let written = names.flat_map(|name| tenants.iter().map(move |tenant| scope.write(*tenant, name).into_owned()));
         let written: Vec<String> = written.collect();
         let digests = written.iter().filter_map(|name| Some(shown_digest(policy.account_digest(name).ok()??)));
-        let all: Vec<String> = digests.chain(written.iter().cloned()).chain(values.iter().cloned()).collect();
-        lock(&self.logins.failures).forget_accounts(&all);
+        let all: HashSet<String> = digests.chain(written.iter().cloned()).chain(values.iter().cloned()).collect();
         // Without a tenant, the account is erased in all of them.
-        if tenant.is_none() {
-            let is_named = |user: &str| values.iter().any(|value| *value == write_name(user));
-            self.forget_failed_accounts_where(|_, user| is_named(user));
-        }
+        let is_named = |user: &str| tenant.is_none() && values.iter().any(|value| *value == write_name(user));
+        self.forget_listed_accounts(|listed, name| {
+            all.contains(listed) || name.is_some_and(|(_, user)| is_named(user))
+        });
     }
 
-    /// Removes the accounts from the statistics of logins for whose tenant and name this holds, as statistics show them.
-    pub(super) fn forget_failed_accounts_where(&self, is_erased: impl Fn(Option<&str>, &str) -> bool) {
+    /// Removes the accounts from the statistics of logins for which this holds: by what statistics show, and by the tenant and the name
+    /// in it, unless it is a digest.
+    pub(super) fn forget_listed_accounts(&self, is_erased: impl Fn(&str, Option<(Option<&str>, &str)>) -> bool) {
         let scope = self.policy().identity().user_scope;
-        lock(&self.logins.failures).retain_accounts(|listed| match scope.read(listed) {
-            Ok((tenant, user)) => !is_erased(tenant.as_deref(), &user),
-            Err(_) => true,
+        lock(&self.logins.failures).retain_accounts(|listed| {
+            let read = scope.read(listed).ok();
+            !is_erased(listed, read.as_ref().map(|(tenant, user)| (tenant.as_deref(), &**user)))
         });
     }
 

@@ -318,7 +318,7 @@ impl Desk {
             values.iter().any(|value| *value == write_name(tenant) || *value == policy.key().redact(tenant))
         };
         self.names.forget(Layer::User, &policy, |known| known.tenant.as_deref().is_some_and(is_erased));
-        self.forget_failed_accounts_where(|tenant, _| tenant.is_some_and(is_erased));
+        self.forget_listed_accounts(|_, name| name.is_some_and(|(tenant, _)| tenant.is_some_and(is_erased)));
     }
 
     /// Forgets the names that were not seen for a while.

@@ -21,6 +21,8 @@ use crate::serve::{Address, Guard, Listener, Protocols, Server, Tokens};
 #[expect(dead_code, reason = "the tests of the program use all of it")]
 #[path = "../../tests/serve/client.rs"]
 pub(super) mod client;
+#[path = "../../tests/serve/dead_store.rs"]
+pub(super) mod dead_store;
 #[path = "../../../threshold-limiter/tests/stores/key_value.rs"]
 mod key_value;
 #[expect(

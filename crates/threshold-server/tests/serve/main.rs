@@ -18,6 +18,7 @@ mod canaries;
 mod client;
 mod clock;
 mod crash;
+mod dead_store;
 mod deploy;
 mod digests;
 mod disk;

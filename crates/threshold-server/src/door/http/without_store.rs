@@ -3,30 +3,13 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use threshold_core::command::{Answer, Command};
-use threshold_core::{Digest, Outcome, Plan, Policy, Timestamp};
+use threshold_core::{Policy, Timestamp};
 use threshold_limiter::ManualClock;
-use threshold_limiter::store::{AnyStore, Kind, Listed, Store, StoreError};
+use threshold_limiter::store::AnyStore;
 
 use crate::desk::Desk;
 use crate::door::test_server::TestServer;
-
-/// A store that cannot be reached.
-struct DeadStore;
-
-impl Store for DeadStore {
-    async fn settle(&self, _: &Plan<'_>, _: Timestamp, _: &mut Outcome) -> Result<(), StoreError> {
-        Err(StoreError::Unavailable)
-    }
-
-    async fn execute(&self, _: Command, _: Timestamp) -> Result<Answer, StoreError> {
-        Err(StoreError::Unavailable)
-    }
-
-    async fn list(&self, _: Kind, _: Option<Digest>, _: usize, _: Timestamp) -> Result<Vec<Listed>, StoreError> {
-        Err(StoreError::Unavailable)
-    }
-}
+use crate::door::test_server::dead_store::DeadStore;
 
 /// Starts a server whose rule has this mode.
 fn server(mode: &str) -> TestServer {

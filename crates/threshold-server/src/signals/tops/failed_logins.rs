@@ -70,13 +70,6 @@ impl FailedLogins {
             erased.iter().for_each(|name| failures.accounts.forget(name));
         }
     }
-
-    /// Removes the accounts with these names, as statistics show them.
-    pub(crate) fn forget_accounts(&mut self, names: &[String]) {
-        for failures in self.rings.iter_mut().flat_map(Ring::all_mut) {
-            names.iter().for_each(|name| failures.accounts.forget(name));
-        }
-    }
 }
 
 #[cfg(test)]
@@ -107,7 +100,7 @@ mod tests {
         let all = logins.rings.iter().flat_map(Ring::all);
         assert!(all.map(|failures| failures.ips.counters().count()).all(|counters| counters <= COUNTERS));
         logins.forget_ips(&["busy".to_owned()]);
-        logins.forget_accounts(&["ada".to_owned()]);
+        logins.retain_accounts(|name| name != "ada");
         let (ips, accounts) = logins.top(Period::Day, NOW);
         assert!(ips.iter().all(|top| &*top.ip != "busy") && accounts.iter().all(|top| &*top.account != "ada"));
         let later = NOW.plus(Span::DAY).plus(Span::HOUR);

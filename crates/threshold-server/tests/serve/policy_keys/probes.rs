@@ -13,15 +13,14 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty, Full};
 use serde_json::json;
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::{Answer, Command, Digest, Kind, Listed, Outcome, Plan, StoreError};
 use threshold_limiter::tower::{Identified, RequestBody, ThresholdLayer};
 use threshold_limiter::{
-    Attempted, Degraded, DigestKey, Facts, Limiter, LoginRequest, ManualClock, Policy, Secret, Span, Store, Timestamp,
-    jwt,
+    Attempted, Degraded, DigestKey, Facts, Limiter, LoginRequest, ManualClock, Policy, Secret, Span, Timestamp, jwt,
 };
 use tower_layer::Layer as _;
 use tower_service::Service;
 
+use crate::dead_store::DeadStore;
 use crate::jwt::sign;
 use crate::process::{Scratch, Start};
 
@@ -172,28 +171,11 @@ fn without_trace(body: &str) -> String {
     }
 }
 
-/// A store that does not answer.
-struct Dead;
-
-impl Store for Dead {
-    async fn settle(&self, _: &Plan<'_>, _: Timestamp, _: &mut Outcome) -> Result<(), StoreError> {
-        Err(StoreError::Unavailable)
-    }
-
-    async fn execute(&self, _: Command, _: Timestamp) -> Result<Answer, StoreError> {
-        Err(StoreError::Unavailable)
-    }
-
-    async fn list(&self, _: Kind, _: Option<Digest>, _: usize, _: Timestamp) -> Result<Vec<Listed>, StoreError> {
-        Err(StoreError::Unavailable)
-    }
-}
-
 /// Returns the decisions and the logins without a store.
 pub(super) fn without_store(policy: &str) -> Result<String, String> {
     let (clock, secret) = (ManualClock::new(Timestamp::from_secs(START)), Secret::new(&[7; 32]).unwrap());
     let limiter = Limiter::builder(parse(policy)?)
-        .store(Dead)
+        .store(DeadStore)
         .clock(clock)
         .digest_key(DigestKey::new([7; 16]))
         .secrets(secret)
