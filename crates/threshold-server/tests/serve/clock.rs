@@ -1,10 +1,14 @@
 //! Tests the server while the wall clock is changed.
 
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use threshold_core::Timestamp;
 
-use super::process::{Scratch, Server, Start, compiled};
+use super::process::{PATIENCE, Scratch, Server, Start, compiled};
+use super::redis::SECRET;
+use super::redis_process::RedisServer;
 
 const POLICY: &str = r#"
 [ladders.l]
@@ -40,7 +44,7 @@ fn a_wall_clock_that_jumps_ahead_for_a_moment_has_no_effect() {
     set(-2 * 86_400);
     let variables = [("LD_PRELOAD", library.as_str()), ("THRESHOLD_CLOCK", offset.to_str().unwrap())];
     let server = Start { policy: Some(policy.path()), variables: &variables, ..Start::default() }.server();
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let told = check(&server, "ada");
     assert!(told["resetAt"].as_u64().unwrap() < now - 80_000, "{told}");
     for _ in 0..4 {
@@ -65,4 +69,31 @@ fn a_wall_clock_that_jumps_ahead_for_a_moment_has_no_effect() {
     let told = check(&server, "ada");
     assert_eq!(told["allowed"], false, "{told}");
     assert!(told["resetAt"].as_u64().unwrap() < now - 80_000, "{told}");
+}
+
+/// Woken by comparing the clock of the store with itself (`app.desk.now()`), and by leaving `clock` out of what is said of the store.
+#[test]
+fn the_doctor_compares_the_clock_of_redis_with_that_of_the_machine() {
+    let redis = RedisServer::start_with_clock();
+    let (url, variables) = (redis.url(), [("THRESHOLD_SECRET", SECRET)]);
+    let server = Start { args: &["--store", &url], variables: &variables, ..Start::default() }.server();
+    let examine = || {
+        let output = Command::new(env!("CARGO_BIN_EXE_threshold")).args(["doctor", "--server", &server.place]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let text = examine();
+    let line = text.lines().find(|line| line.contains("its clock and the clock of this machine are")).unwrap_or(&text);
+    assert!(line.starts_with("  error    store     ") && line.contains("s apart. Synchronise both by NTP"), "{text}");
+    assert!(text.contains("  ok       clock\n"), "that of the server is right: {text}");
+    let begun = Instant::now();
+    loop {
+        // It stands still, so a busy machine may need another try.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        redis.set_time(Timestamp::from_micros(now.as_micros().try_into().unwrap()));
+        let text = examine();
+        if !text.contains("its clock and the clock") {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{text}");
+    }
 }
