@@ -7,7 +7,7 @@ use crate::facts::Facts;
 use crate::key::Digest;
 use crate::ladder::{Ladder, Rung, Standing};
 use crate::limit::{Limit, Unit};
-use crate::policy::{Layer, ListEntry, Listed, Policy, Rule, Who};
+use crate::policy::{Layer, ListEntry, Listed, Per, Policy, Rule, Who};
 use crate::time::Timestamp;
 
 /// A budget that belongs to one subject alone.
@@ -47,10 +47,18 @@ impl SubjectLadder<'_> {
 
 impl Policy {
     /// Returns the budgets of one subject, named as for [`keys_of`](Self::keys_of), each once.
+    ///
+    /// Left out is what counts no request that names no more than this subject: a rule that denies, unless it denies all of them, and
+    /// a rule that counts by a fact and matches it.
     #[must_use]
     pub fn budgets_of(&self, layer: Layer, key: &str) -> Vec<SubjectBudget<'_>> {
         let mut budgets: Vec<SubjectBudget<'_>> = Vec::new();
         self.each_budget_of(layer, key, &mut |rule, caller, key, (limit, unit)| {
+            let counts =
+                if limit.is_never() { self.denies_all_of(rule, caller) } else { !wants_counted_fact(rule, caller) };
+            if !counts {
+                return;
+            }
             // The first one found has the subject's own limit, so later ones under the same key are left out.
             if budgets.iter().all(|known| known.key != key) {
                 let category = rule.is_by_category().then(|| caller.category.to_owned());
@@ -58,6 +66,17 @@ impl Policy {
             }
         });
         budgets
+    }
+
+    /// Whether a rule denies every request of this caller, whatever else the request says.
+    pub(super) fn denies_all_of(&self, rule: &Rule, caller: &Caller<'_>) -> bool {
+        // A caller with another tier or category is tried to find keys, and is not the one that is asked about.
+        let own = Caller::new(caller.facts, self);
+        own.tier == caller.tier
+            && self.limit_of(rule, caller).is_some_and(|(measured, _)| measured.limit.is_never())
+            && rule.matches.category.is_empty()
+            && rule.matches.holds(caller)
+            && !rule.fallback
     }
 
     /// Returns the ladders that count the strikes of one subject, named as for [`keys_of`](Self::keys_of).
@@ -100,6 +119,14 @@ impl Policy {
         let pattern = rule.matches.path.iter().find(|pattern| pattern.matches(path))?;
         Some(pattern.as_str())
     }
+}
+
+/// Whether a rule counts by a fact that is unknown here and that its requests must have: the address never stands in for it.
+fn wants_counted_fact(rule: &Rule, caller: &Caller<'_>) -> bool {
+    rule.per.iter().any(|per| match per {
+        Per::Fact(name) => caller.facts.fact(name).is_none() && rule.matches.fact.iter().any(|(own, _)| own == name),
+        _ => false,
+    })
 }
 
 impl fmt::Display for Rung {
@@ -183,6 +210,76 @@ mod tests {
             ladders.first().map(|own| (own.name, own.next_rung(&Standing::default(), Timestamp::EPOCH).to_string()));
         assert_eq!(next, Some(("mine", "warn".to_owned())));
         assert_eq!(Rung::parse("shadow + cooldown 5min").unwrap().to_string(), "cooldown 5 min + shadow");
+    }
+
+    /// `threshold subject ip 192.0.2.9` said that it was stopped by a rule that denies another address, which a fact names.
+    ///
+    /// Woken by: leaving out `denies_all_of`, any of its conditions, or `wants_counted_fact`.
+    #[test]
+    fn rules_that_do_not_concern_the_subject_are_no_budgets_of_it() {
+        let text = "
+            [identity]
+            default_tier = 'seed'
+            [tiers.seed]
+            requests = '5/h'
+            writes = 'none'
+            [tiers.oak]
+            requests = 'none'
+            [[rule]]
+            name = 'one address'
+            layer = 'edge'
+            match = { fact = { address = '50.0.0.5' } }
+            per = ['fact:domain']
+            deny = true
+            [[rule]]
+            name = 'each address'
+            layer = 'edge'
+            match = { fact = { address = '**' } }
+            per = ['fact:address']
+            limit = '10/min'
+            [[rule]]
+            name = 'a path'
+            layer = 'edge'
+            match = { path = '/closed' }
+            per = ['ip']
+            deny = true
+            [[rule]]
+            name = 'a category'
+            layer = 'edge'
+            match = { category = 'writes' }
+            per = ['ip']
+            deny = true
+            [[rule]]
+            name = 'where no other applies'
+            layer = 'edge'
+            per = ['ip']
+            deny = true
+            fallback = true
+            [[rule]]
+            name = 'all'
+            layer = 'edge'
+            per = ['ip']
+            deny = true
+            [[rule]]
+            name = 'inbox'
+            layer = 'user'
+            match = { fact = { kind = 'mail' } }
+            per = ['fact:inbox']
+            limit = '3/min'
+            [[rule]]
+            name = 'tier'
+            layer = 'user'
+            per = ['user']
+            limit = 'tier'
+            on_missing = 'skip'
+        ";
+        let policy = Policy::parse(text, &|_| None).unwrap();
+        let named = |layer, key| {
+            let budgets = policy.budgets_of(layer, key);
+            budgets.iter().map(|own| format!("{} {:?}", own.rule.name, own.category)).collect::<Vec<_>>()
+        };
+        assert_eq!(named(Layer::Edge, "192.0.2.9"), ["all None", "inbox None"]);
+        assert_eq!(named(Layer::User, "u1"), ["tier Some(\"requests\")", "tier Some(\"writes\")"]);
     }
 
     #[test]

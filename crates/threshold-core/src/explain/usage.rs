@@ -40,7 +40,7 @@ impl Policy {
     ///
     /// What the facts leave open of a request is not asked for: without a method or a path, a rule that matches some of them is
     /// returned, and a limit by category is returned for each category. What rules with `match` want of the tenant and the tier
-    /// must hold. A fallback is returned too, which applies only where no other rule of its layer does.
+    /// must hold. A rule that denies is returned if it denies all requests with these facts. A fallback is returned too, which applies only where no other rule of its layer does.
     ///
     /// Not returned are limits that the caller shares with all others (`per` without an identity), limits on requests in flight, of
     /// which nothing is used up, and those for which a part of `per` is unknown. If that part is the tenant or the user, and the
@@ -60,6 +60,10 @@ impl Policy {
                 }
                 let Some((measured, _)) = self.limit_of(rule, &caller) else { continue };
                 let (limit, whole) = (*measured.charged(), measured.limit);
+                // It uses up nothing. What it denies is known only where it denies all.
+                if whole.is_never() && !self.denies_all_of(rule, &caller) {
+                    continue;
+                }
                 let identity = identities.of(rule.counted, rule).filter(|(_, keyed)| *keyed != Keyed::Missing);
                 let Some(key) = identity.and_then(|(identity, _)| Some(rule.prefix(&limit)?.over(identity))) else {
                     continue;
@@ -161,6 +165,12 @@ mod tests {
         per = ['ip']
         limit = '1MB/min'
         period = 'one megabyte a minute'
+        [[rule]]
+        name = 'closed'
+        match = { path = '/closed' }
+        per = ['user']
+        deny = true
+        on_missing = 'skip'
     ";
 
     fn listed(facts: &Facts<'_>) -> Vec<(String, String)> {
@@ -203,6 +213,8 @@ mod tests {
         assert_eq!(names(&read), ["bytes", "tier requests", "acme only", "endpoint"]);
         let write = Facts { method: Some("POST"), path: Some("/posts/1"), ..acme };
         assert_eq!(names(&write), ["bytes", "tier writes", "posts", "acme only", "endpoint"]);
+        // What denies some requests is not a limit of the others.
+        assert!(names(&Facts { path: Some("/closed"), ..acme }).contains(&"closed".to_owned()));
         let named = Facts { endpoint: Some("login"), ..acme };
         assert!(names(&named).contains(&"endpoint".to_owned()));
         // The address stands in for a user who is not named, and for nothing else.

@@ -88,6 +88,11 @@ fn reasons(subject: &Value) -> Vec<(String, String)> {
     }
     for budget in items(field("budgets")).filter(|budget| is_full(budget) && !observes(budget)) {
         let (rule, figures) = (budget_name(budget), figures(budget));
+        if denies(budget) {
+            let lift = "change the policy, or raise the limits of its tier".to_owned();
+            reasons.push((format!("the rule {rule}: {figures}"), lift));
+            continue;
+        }
         // That of an address for logins is in no rule.
         let place = if rule.starts_with("[login]") { "" } else { "the rule " };
         reasons.push((format!("the budget of {place}{rule}: {figures}"), forgive.clone()));
@@ -152,6 +157,10 @@ fn budget_name(budget: &Value) -> String {
 /// Returns the use of a budget: `3 / 10 (10/h), frees at 2026-11-16T12:00:00Z`.
 fn figures(budget: &Value) -> String {
     let own = |name: &str| budget.get(name).unwrap_or(&Value::Null);
+    if denies(budget) {
+        let stops = if observes(budget) { "would deny all; observes, and stops nobody" } else { "denies all" };
+        return format!("{stops} ({})", shown(own("notation")));
+    }
     let free = own("freeAt");
     let free = if free.is_null() { String::new() } else { format!(", frees at {}", moment(free)) };
     let observes = if observes(budget) { "; observes, and stops nobody" } else { "" };
@@ -160,6 +169,11 @@ fn figures(budget: &Value) -> String {
 
 fn observes(budget: &Value) -> bool {
     budget.get("mode").and_then(Value::as_str) == Some("observe")
+}
+
+/// Whether the limit is `none`, or the rule has `deny = true`: nothing of it can be used, and nothing is given back.
+fn denies(budget: &Value) -> bool {
+    budget.get("limit").and_then(Value::as_u64) == Some(0)
 }
 
 fn is_full(budget: &Value) -> bool {

@@ -185,6 +185,12 @@ fn remedy(event: &Value, now: jiff::Timestamp) -> String {
                 moment(at)
             )
         }
+        _ if own.is_some_and(denies_all) => {
+            // Nothing is used up, and nothing can be given back.
+            return "The rule denies every request that it matches: only a change of the policy, or of the caller's tier, allows the same \
+                    request."
+                .to_owned();
+        }
         _ if own.is_some() => "The same request never fits: its cost is more than the limit.".to_owned(),
         _ => "Its event has no figures.".to_owned(),
     };
@@ -238,11 +244,17 @@ fn is_ahead(at: &Value, now: jiff::Timestamp) -> bool {
     at.as_i64().is_some_and(|at| at > now.as_millisecond())
 }
 
+/// Whether a limit is `none`, or its rule has `deny = true`.
+fn denies_all(limit: &Value) -> bool {
+    limit.get("limit").and_then(Value::as_u64) == Some(0)
+}
+
 fn limit_row(limit: &Value) -> Vec<String> {
     let field = |name: &str| limit.get(name).unwrap_or(&Value::Null);
     let fits = if field("allowed") == &Value::Bool(true) { "yes" } else { "no" };
     let reset = if field("resetAt").is_null() { "never".to_owned() } else { moment(field("resetAt")) };
     let per = match field("periodMs").as_u64() {
+        _ if denies_all(limit) => "denies all".to_owned(),
         Some(period) => format!("{} per {}", shown(field("limit")), Span::from_millis(period)),
         None => format!("{} at once", shown(field("limit"))),
     };

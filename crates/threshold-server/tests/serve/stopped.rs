@@ -100,6 +100,25 @@ fn a_rule_that_observes_stops_nobody() {
     assert!(said.contains("Nothing stops it now.") && said.contains("; observes, and stops nobody\n"), "{said}");
 }
 
+/// An address was "stopped by" a rule that denies another one, and by 0 of 0 of a rule that denies.
+///
+/// Woken by: budgets of rules that match facts which the subject does not name, and the text of other budgets for a rule that denies.
+#[test]
+fn a_rule_that_denies_stops_those_that_it_matches() {
+    let rule = |name: &str, more: &str| format!("[[rule]]\nname = '{name}'\nlayer = 'edge'\ndeny = true\n{more}\n");
+    let of_fact = rule("of-fact", "match = { fact = { remote_address = '50.0.0.5' } }\nper = ['fact:domain']");
+    let others = "[[rule]]\nname = 'address'\nper = ['ip']\nlimit = '9/h'\n";
+    let (server, _file) = Server::with(&format!("{of_fact}{others}"));
+    let said = threshold(&server, &["subject", "ip", "192.0.2.9"]).unwrap();
+    assert!(said.contains("Nothing stops it now.") && !said.contains("of-fact"), "{said}");
+    let usage = server.connect().send("GET", "/v1/usage?ip=192.0.2.9", &[], "").unwrap().json();
+    assert_eq!(usage["limits"].as_array().unwrap().len(), 1, "{usage}");
+    let (server, _file) = Server::with(&format!("{}{others}", rule("closed", "per = ['ip']")));
+    let said = threshold(&server, &["subject", "ip", "192.0.2.9"]).unwrap();
+    let reason = "Stopped by:\n  the rule closed: denies all (none)\n      to lift: change the policy";
+    assert!(said.contains(reason) && !said.contains("0 / 0"), "{said}");
+}
+
 #[test]
 fn a_subjects_strikes_and_its_next_rung_are_shown() {
     let folder = Scratch::folder();

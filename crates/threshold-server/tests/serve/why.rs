@@ -63,6 +63,13 @@ strike = "request"
 
 [ladders.harsh]
 rungs = ["ban 24h"]
+
+[[rule]]
+name = "closed"
+layer = "user"
+per = ["user"]
+match = { path = "/closed" }
+deny = true
 "#;
 
 fn why(server: &Server, trace: &str) -> String {
@@ -107,6 +114,19 @@ fn event(client: &mut Client<TcpStream>, trace: &str) -> Value {
     let found = found["events"].as_array().unwrap();
     assert_eq!(found.len(), 1, "{found:?}");
     found[0].clone()
+}
+
+/// `why` said "0 per 0 µs", and that the cost was more than the limit.
+///
+/// Woken by: leaving out `denies_all` in either place.
+#[test]
+fn a_rule_that_denies_has_no_figures() {
+    let (server, _file) = Server::with(POLICY);
+    let trace = denied(&mut server.connect(), &json!({"user": "u1", "path": "/closed"}));
+    let text = why(&server, &trace);
+    has(&text, &["It was denied by the rule closed (layer user).", "The rule denies every request that it matches"]);
+    let row = text.lines().find(|line| line.starts_with("closed")).unwrap();
+    assert!(row.ends_with("denies all") && !text.contains("µs") && !text.contains("forgive"), "{text}");
 }
 
 #[test]
