@@ -207,6 +207,9 @@ pub(crate) struct ServeArgs {
     pub(crate) drain: Span,
 }
 
+/// Without the default address of other commands: a policy that was forgotten would look like a server that is down.
+const EXPLAIN_SERVER_HELP: &str = "The server, if there is no policy file: http://HOST:PORT, https://HOST:PORT or unix:PATH; THRESHOLD_SERVER by default";
+
 const SERVE_HELP: &str = "\
 Tokens come from the environment, so that they do not appear in the list of processes: THRESHOLD_TOKEN for callers, \
 THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators with read-only access. Each may have several, \
@@ -277,10 +280,11 @@ pub(crate) enum Denied {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("server", |arg| arg.help(EXPLAIN_SERVER_HELP)))]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// The policy file, or - for standard input; without one, a running server is asked
+    /// The policy file, or - for standard input; without one, the server of --server or THRESHOLD_SERVER is asked
     #[arg(conflicts_with = "server")]
     pub(crate) policy: Option<PathBuf>,
     /// The method of the request

@@ -161,7 +161,18 @@ fn met_lines(explained: &Explained<'_>, names: usize) -> String {
 fn decision_lines(policy: &Policy, decided: &Result<Checked, PlanError>, path: &PathReadings) -> String {
     let refused = refusal_line(path);
     match decided {
-        Err(error) => format!("{refused}\nThis request cannot be decided: {error}\n"),
+        Err(error) => {
+            // Only over RLS: there a descriptor is a part of a request, and elsewhere a request says all.
+            let envoy = match error {
+                PlanError::Missing { rule, .. } => {
+                    format!(
+                        "To a descriptor of Envoy with these facts, \"{rule}\" and others that need more do not apply.\n"
+                    )
+                }
+                _ => String::new(),
+            };
+            format!("{refused}\nThis request cannot be decided: {error}\n{envoy}")
+        }
         Ok(checked) => {
             let decision = &checked.decision;
             let mut text = format!("{refused}\nThe first such request: {}", decision.verdict);

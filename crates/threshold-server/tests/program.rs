@@ -165,6 +165,12 @@ fn explain_asks_the_server_of_the_environment() {
     assert!(asked.code != 0 && asked.err.contains(&*nowhere.to_string_lossy()), "{}", asked.err);
     let unnamed = threshold(&["explain", "--ip", "203.0.113.7"]);
     assert!(unnamed.code == 2 && unnamed.err.contains("--server or THRESHOLD_SERVER"), "{}", unnamed.err);
+    // Its help promised an address that it does not ask.
+    for (command, asks_by_default) in [("explain", false), ("subject", true)] {
+        let help = threshold(&[command, "--help"]).out;
+        assert!(help.contains("THRESHOLD_SERVER by default"), "{help}");
+        assert_eq!(help.contains("127.0.0.1:8080"), asks_by_default, "{help}");
+    }
 }
 
 /// `explain` once answered "allow" for paths that client doors refuse, and did not list the readings of a path.
@@ -204,6 +210,7 @@ fn explain_reports_a_request_that_cannot_be_decided() {
     let run = threshold_with(&["explain", "-", "--path", "/"], policy, &[]);
     assert_eq!(run.code, 2);
     assert!(run.out.contains("needs user"), "{}", run.out);
+    assert!(run.out.contains("To a descriptor of Envoy with these facts, \"r\" and"), "{}", run.out);
     let run = threshold_with(&["explain", "-", "--user", "u1", "--cost", "11"], policy, &[]);
     assert!(run.code == 2 && run.out.contains("never fits"), "{}", run.out);
     for method in ["", "GET /", "POST:/api", "a\nb"] {
