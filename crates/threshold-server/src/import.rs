@@ -14,21 +14,22 @@ pub(crate) struct ImportArgs {
     /// Whose configuration it is
     #[arg(value_enum)]
     pub(crate) origin: Origin,
-    /// The file, or - for standard input
-    pub(crate) file: PathBuf,
+    /// Its files, or - for standard input; several become one policy
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Origin {
-    /// A domain of envoyproxy/ratelimit, in YAML
+    /// Domains of envoyproxy/ratelimit, in YAML
     EnvoyRatelimit,
 }
 
 /// Prints the policy. What it cannot express is an error, and nothing is printed.
 pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<Report> {
-    let source = Source::read(&args.file)?;
+    let sources = args.files.iter().map(|file| Source::read(file)).collect::<anyhow::Result<Vec<_>>>()?;
     let text = match args.origin {
-        Origin::EnvoyRatelimit => envoy::import(&source.name, &source.text)?,
+        Origin::EnvoyRatelimit => envoy::import(&sources)?,
     };
     Ok(Report { text, code: 0 })
 }

@@ -6,17 +6,40 @@ mod select;
 mod tests;
 mod write;
 
-use file::Node;
+use crate::source::Source;
+use file::{Domain, Node};
 use select::Selection;
 
-/// Converts a configuration to a policy.
+/// Converts a configuration, a domain in each file, to a policy.
 ///
 /// # Errors
-/// If the file cannot be read, or says what a policy cannot: with the file's name and the line.
-pub(super) fn import(name: &str, text: &str) -> anyhow::Result<String> {
-    let (domain, nodes) = file::read(text).map_err(|error| error.of(name))?;
-    let selection = Selection::of(&nodes).map_err(|error| error.of(name))?;
-    Ok(write::policy(name, &domain, &selection))
+/// If a file cannot be read, or says what a policy cannot: with the file's name and the line.
+pub(super) fn import(sources: &[Source]) -> anyhow::Result<String> {
+    let mut domains: Vec<Domain> = Vec::new();
+    for Source { name, text } in sources {
+        let domain = file::read(text).map_err(|error| error.of(name))?;
+        if let Some((_, other)) = domains.iter().zip(sources).find(|(other, _)| other.name == domain.name) {
+            let message =
+                format!("the domain \"{}\" is that of {} too: write both into one file", domain.name, other.name);
+            return Err(ImportError { line: None, message }.of(name));
+        }
+        domains.push(domain);
+    }
+    let mut selections = Vec::new();
+    for (domain, source) in domains.iter().zip(sources) {
+        selections.push(Selection::of(&domain.nodes).map_err(|error| error.of(&source.name))?);
+    }
+    let imported = domains.iter().zip(sources).zip(&selections);
+    let imported = imported.map(|((domain, source), selection)| Imported { file: &source.name, domain, selection });
+    Ok(write::policy(&imported.collect::<Vec<_>>()))
+}
+
+/// A domain, the file that it is from, and its rules.
+#[derive(Debug, Clone, Copy)]
+struct Imported<'n> {
+    file: &'n str,
+    domain: &'n Domain,
+    selection: &'n Selection<'n>,
 }
 
 /// Why a configuration cannot be imported.

@@ -1,7 +1,7 @@
 //! Reads the YAML into a tree of descriptors.
 
 use serde::Deserialize;
-use serde_saphyr::Spanned;
+use serde_saphyr::{Error, Spanned};
 
 use super::{ImportError, Values};
 
@@ -32,9 +32,9 @@ struct DescriptorFile {
     share_threshold: Option<Spanned<bool>>,
     #[serde(default)]
     quota_mode: Option<Spanned<bool>>,
-    #[serde(default)]
-    metadata: Option<Spanned<serde::de::IgnoredAny>>,
-    // Only for the statistics of that service.
+    // Only for its dynamic metadata, which it sends if it is set to, and for its statistics.
+    #[serde(default, rename = "metadata")]
+    _metadata: serde::de::IgnoredAny,
     #[serde(default, rename = "detailed_metric")]
     _detailed_metric: bool,
     #[serde(default, rename = "value_to_metric")]
@@ -61,6 +61,13 @@ struct LimitFile {
 #[serde(deny_unknown_fields)]
 struct ReplacedFile {
     name: Spanned<Option<String>>,
+}
+
+/// What a file describes.
+#[derive(Debug)]
+pub(super) struct Domain {
+    pub(super) name: String,
+    pub(super) nodes: Vec<Node>,
 }
 
 /// A descriptor, with those below it.
@@ -93,21 +100,43 @@ pub(super) enum NodeLimit {
 }
 
 /// Returns the domain and its descriptors.
-pub(super) fn read(text: &str) -> Result<(String, Vec<Node>), ImportError> {
+pub(super) fn read(text: &str) -> Result<Domain, ImportError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: MAX_NODES, max_events: MAX_NODES.saturating_mul(2) },
         with_snippet: false,
     };
-    let root: RootFile = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let message = error.to_string();
-        // The place is told before it, as for all other errors.
-        let message = message.rsplit_once(" at line ").map_or(&*message, |(message, _)| message).to_owned();
-        ImportError { line: error.location().map(|at| at.line()), message }
-    })?;
-    if root.domain.value.is_empty() {
-        return Err(ImportError::new(root.domain.referenced.line(), "the domain is empty"));
+    let root: RootFile = serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| ImportError { line: error.location().map(|at| at.line()), message: describe(&error) })?;
+    let (line, name) = (root.domain.referenced.line(), root.domain.value);
+    if name.is_empty() {
+        return Err(ImportError::new(line, "the domain is empty"));
     }
-    Ok((root.domain.value, nodes(root.descriptors, &["domain"])?))
+    if name.contains(['*', '{', '}']) {
+        let message = format!("the domain \"{name}\": a pattern of a policy cannot have *, {{ or }} as themselves");
+        return Err(ImportError::new(line, message));
+    }
+    Ok(Domain { name, nodes: nodes(root.descriptors, &["domain"])? })
+}
+
+/// Describes an error of the YAML in the words of the file, and not in those of types.
+fn describe(error: &Error) -> String {
+    let of_type = |name: &str| match name {
+        "bool" | "boolean" => "true or false",
+        _ => "a whole number up to 4294967295",
+    };
+    match error.without_snippet() {
+        Error::NullIntoString { .. } => "a text is missing".to_owned(),
+        Error::InvalidScalar { ty, .. } => format!("not {}", of_type(ty)),
+        Error::SerdeMissingField { field, .. } => format!("there is no `{field}`"),
+        Error::SerdeInvalidType { unexpected, .. } => format!("{unexpected} is not expected here"),
+        Error::Unexpected { expected, .. } => format!("expected {expected}"),
+        Error::Budget { .. } => format!("the file has more than {MAX_NODES} values, or is nested too deeply"),
+        _ => {
+            let message = error.to_string();
+            // The place is told before it, as for all other errors.
+            message.rsplit_once(" at line ").map_or(&*message, |(message, _)| message).to_owned()
+        }
+    }
 }
 
 /// Converts the descriptors below others with these facts.
@@ -132,10 +161,6 @@ fn node(file: DescriptorFile, above: &[&str]) -> Result<Node, ImportError> {
     }
     if let Some(quota) = file.quota_mode.filter(|quota| quota.value) {
         return Err(ImportError::new(quota.referenced.line(), "quota_mode: every limit of a policy denies by itself"));
-    }
-    if let Some(metadata) = file.metadata {
-        let message = "metadata: this server sends no dynamic metadata to Envoy; leave it out if no filter reads it";
-        return Err(ImportError::new(metadata.referenced.line(), message));
     }
     let values = match file.value {
         None => Values::Any,

@@ -4,23 +4,27 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::file::NodeLimit;
-use super::select::{SelectedRule, Selection};
-use super::{Entry, Values};
+use super::select::SelectedRule;
+use super::{Entry, Imported, Values};
 
 /// Keys whose values are addresses. As facts their values can be matched, and two addresses of one network are two.
 const ADDRESSES: [&str; 2] = ["remote_address", "masked_remote_address"];
 /// The longest name of a rule, without a number that makes it unique. A policy accepts 64 characters.
 const MAX_NAME: usize = 56;
 
-pub(super) fn policy(file: &str, domain: &str, selection: &Selection<'_>) -> String {
-    let mut text = format!(
-        "# The domain {} of {}, imported from a configuration of envoyproxy/ratelimit.\n\
-         # docs/envoy-import.md of Threshold lists where the answers differ.\n",
-        comment(domain),
-        comment(file)
-    );
-    let rules = selection.rules.iter().map(|rule| &rule.limited.path);
-    let keys: BTreeSet<&str> = rules.chain(&selection.passes).flatten().map(|(key, _)| key.as_str()).collect();
+pub(super) fn policy(imported: &[Imported<'_>]) -> String {
+    let mut text = String::new();
+    for Imported { file, domain, .. } in imported {
+        let (domain, file) = (comment(&domain.name), comment(file));
+        line(
+            &mut text,
+            format_args!("# The domain {domain} of {file}, imported from a configuration of envoyproxy/ratelimit."),
+        );
+    }
+    text.push_str("# docs/envoy-import.md of Threshold lists where the answers differ.\n");
+    let selections = imported.iter().map(|imported| imported.selection);
+    let paths = selections.flat_map(|own| own.rules.iter().map(|rule| &rule.limited.path).chain(&own.passes));
+    let keys: BTreeSet<&str> = paths.flatten().map(|(key, _)| key.as_str()).collect();
     let addresses: Vec<&str> = ADDRESSES.into_iter().filter(|address| keys.contains(address)).collect();
     if !addresses.is_empty() {
         text.push_str("\n[envoy.descriptors]\n");
@@ -28,27 +32,43 @@ pub(super) fn policy(file: &str, domain: &str, selection: &Selection<'_>) -> Str
             line(&mut text, format_args!("{address} = \"fact:{address}\""));
         }
     }
-    let mut names = BTreeSet::new();
-    let replaced_at = text.len();
-    let mut written = Vec::new();
-    let any_fallback = selection.rules.iter().any(|rule| rule.is_fallback);
-    for rule in &selection.rules {
-        written.push(rule.write(domain, &mut names, any_fallback, &mut text));
+    let (mut names, mut replaced, mut rules) = (BTreeSet::new(), String::new(), String::new());
+    for one in imported {
+        // With several files, a line by itself says nothing.
+        let place = if imported.len() > 1 { format!("{}, line", comment(one.file)) } else { "Line".to_owned() };
+        let written = one.write(&place, &mut names, &mut rules);
+        replaced.push_str(&replaces(&one.selection.rules, &written));
     }
-    text.insert_str(replaced_at, &replaces(&selection.rules, &written));
-    for pass in &selection.passes {
-        line(&mut text, format_args!("\n# No limit in the file, and no other rule applies."));
-        let _ = head(domain, pass, &mut names, &mut text);
-        text.push_str("per = [\"fact:domain\"]\nlimit = \"unlimited\"\n");
+    if !replaced.is_empty() {
+        text.push_str("\n[envoy.replaces]\n");
     }
-    text
+    text + &replaced + &rules
+}
+
+impl Imported<'_> {
+    /// Writes the rules, and returns the names of those with a limit.
+    fn write(&self, place: &str, names: &mut BTreeSet<String>, text: &mut String) -> Vec<String> {
+        let (domain, selection) = (&self.domain.name, self.selection);
+        let any_fallback = selection.rules.iter().any(|rule| rule.is_fallback);
+        let mut written = Vec::new();
+        for rule in &selection.rules {
+            let (number, path) = (rule.limited.node.line, comment(&shown(&rule.limited.path)));
+            line(text, format_args!("\n# {place} {number}: {path}"));
+            written.push(rule.write(domain, names, any_fallback, text));
+        }
+        for pass in &selection.passes {
+            line(text, format_args!("\n# No limit in the file, and no other rule applies."));
+            let _ = head(domain, pass, names, text);
+            text.push_str("per = [\"fact:domain\"]\nlimit = \"unlimited\"\n");
+        }
+        written
+    }
 }
 
 impl SelectedRule<'_> {
     /// Writes the rule, and returns its name.
     fn write(&self, domain: &str, names: &mut BTreeSet<String>, any_fallback: bool, text: &mut String) -> String {
         let (path, node) = (&self.limited.path, self.limited.node);
-        line(text, format_args!("\n# Line {}: {}", node.line, comment(&shown(path))));
         let name = head(domain, path, names, text);
         let (limits, counts) = match &node.limit {
             Some(NodeLimit::Per(limit)) => (format!("limit = \"{limit}\""), true),
@@ -96,8 +116,7 @@ fn replaces(rules: &[SelectedRule<'_>], written: &[String]) -> String {
         let replaced = rules.iter().zip(written).filter(|(other, _)| is_replaced(other));
         let replaced: Vec<String> = replaced.map(|(_, name)| quoted(name)).collect();
         if !replaced.is_empty() {
-            let table = if text.is_empty() { "\n[envoy.replaces]\n" } else { "" };
-            line(&mut text, format_args!("{table}{} = [{}]", bare_or_quoted(name), replaced.join(", ")));
+            line(&mut text, format_args!("{} = [{}]", bare_or_quoted(name), replaced.join(", ")));
         }
     }
     text
