@@ -193,6 +193,22 @@ impl Decision {
         policy.rules().get(self.bound_by()?.rule())
     }
 
+    /// Returns the decision as if it were made after its delay, for an answer whose request another program delays: the figures of its
+    /// arrival would reveal the delay.
+    pub fn after_delay(&self) -> Self {
+        let mut later = self.clone();
+        if self.delay.is_zero() {
+            return later;
+        }
+        later.at = self.at.plus(self.delay);
+        for reading in later.readings.iter_mut() {
+            // `Timestamp::MAX`, which is never, stays.
+            (reading.resets, reading.ready) = (reading.resets.plus(self.delay), reading.ready.plus(self.delay));
+        }
+        later.ready_at = self.ready_at.map(|ready| ready.plus(self.delay));
+        later
+    }
+
     /// Returns, for a denial, the time until a retry may succeed; `None` if the request is allowed or never will be.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
@@ -271,6 +287,25 @@ mod tests {
     fn read(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> String {
         let bodies = [BodyForm::Json, BodyForm::Problem].map(|form| denial_body(decision, policy, facts, form));
         format!("{:?} {bodies:?}", header_fields(decision, policy))
+    }
+
+    /// Woken by: leaving out any of the times in `after_delay`.
+    #[test]
+    fn a_decision_after_its_delay_has_the_figures_of_one_made_then() {
+        let text = "[[rule]]\nname = 'a'\nper = ['user']\nlimit = '5/s'\n[[rule]]\nname = 'b'\nper = ['user']\nlimit = '5/min'\nalgorithm = 'sliding-log'\n";
+        let policy = Policy::parse(text, &|_| None).unwrap();
+        let facts = Facts { user: Some("u1"), trace: TraceId::from_u128(7), ..Facts::default() };
+        let plan = policy.plan(&facts).unwrap();
+        let decide = |now| plan.decide(&settle(plan.bill(), &mut vec![Balance::default(); 2], &mut [], now));
+        let now = Timestamp::from_secs(1_767_225_630);
+        let mut early = decide(now);
+        assert_eq!(header_fields(&early.after_delay(), &policy), header_fields(&early, &policy));
+        early.delay = Span::from_millis(2_700);
+        assert_eq!(
+            header_fields(&early.after_delay(), &policy),
+            header_fields(&decide(now.plus(early.delay)), &policy)
+        );
+        assert_eq!(early.after_delay().readings, decide(now.plus(early.delay)).readings);
     }
 
     /// Checks that a shadow-banned request that cannot be delayed looks like a genuine denial after the limit's last unit.

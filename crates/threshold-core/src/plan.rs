@@ -87,7 +87,7 @@ impl<'p> Plan<'p> {
 
     /// Sets whether a rule applies to the requests that are added next if they lack its identity and an address to stand in for it.
     /// It does, and then the request cannot be planned, unless this is set: for requests that tell a part of what is known, such as
-    /// one of several descriptors.
+    /// one of several descriptors. An identity that a request names and leaves empty is not skipped.
     pub fn skip_missing(&mut self, skips: bool) {
         self.skips_missing = skips;
     }
@@ -186,6 +186,12 @@ impl<'p> Plan<'p> {
     #[must_use]
     pub fn subjects(&self) -> &[Subject<'p>] {
         &self.subjects
+    }
+
+    /// Returns whether an operator's ban or a deny list names one of the requests.
+    #[must_use]
+    pub fn is_denied_by_name(&self) -> bool {
+        self.ban.is_some() || self.listed == Some(Listed::Deny)
     }
 
     /// Returns what is done with this plan.

@@ -43,7 +43,6 @@ use crate::clock::Clock;
 #[cfg(feature = "memory")]
 use crate::clock::SystemClock;
 use crate::observer::Observer;
-#[cfg(feature = "tower")]
 use crate::observer::Refused;
 use crate::random_id;
 #[cfg(feature = "memory")]
@@ -201,7 +200,6 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// Notifies observers of a request that was refused without a decision.
-    #[cfg(feature = "tower")]
     pub(crate) fn tell_refusal(&self, refused: Refused<'_>, policy: &Policy) {
         for observer in &self.observers {
             observer.refused(refused, policy);

@@ -107,6 +107,9 @@ impl<S: Store> Node<S> {
         // Each once, about the request that binds; nothing was decided where one could not be planned.
         assert!(told.starts_with(&[user(check, Some("u")), user(check, Some("u"))]), "{told:?}");
         assert_eq!((told.len(), told.last()), (5, Some(&user(record, None))));
+        // The one who is banned, whichever request comes first.
+        assert!(self.decide(Verb::Check, &[tenant("other", 1), self::user("u", 0)]).await.unwrap().decision.banned());
+        assert_eq!(std::mem::take(&mut *self.told.0.lock().unwrap()), [user(check, Some("u"))]);
     }
 
     /// Woken by: `Command::Credit` on the first limit alone.

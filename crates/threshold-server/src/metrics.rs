@@ -39,6 +39,7 @@ pub(crate) struct Metrics {
     reload_failed: Family<FileLabels, Gauge>,
     policy_loaded: Gauge<f64, AtomicU64>,
     certificate_expiry: CertificateExpiry,
+    grpc_errors: Family<GrpcLabels, Counter>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -55,6 +56,11 @@ struct SinkLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FileLabels {
     file: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GrpcLabels {
+    code: &'static str,
 }
 
 /// When the certificate in use expires, in Unix seconds. A server without one does not have the gauge.
@@ -94,6 +100,7 @@ impl Metrics {
             reload_failed: Family::default(),
             policy_loaded: Gauge::default(),
             certificate_expiry: CertificateExpiry::default(),
+            grpc_errors: Family::default(),
         };
         // A store in memory always answers, and a shared one has answered when the server starts.
         metrics.store_up.set(1);
@@ -146,6 +153,11 @@ impl Metrics {
             "When the policy in force was loaded",
             self.policy_loaded.clone(),
         );
+        registry.register(
+            "threshold_grpc_errors",
+            "Calls of Envoy that were answered with an error: by default it lets the request through that it asked about",
+            self.grpc_errors.clone(),
+        );
         registry.register_collector(Box::new(self.certificate_expiry.clone()));
         // `0.1.0 (41fd9721d7c7)`, as `threshold --version` prints it.
         let revision = crate::BUILD.split_once(" (").map_or("", |(_, revision)| revision.trim_end_matches(')'));
@@ -192,6 +204,11 @@ impl Metrics {
     /// Sets how many events and alerts a sink has not received.
     pub(crate) fn set_sink_lost(&self, sink: &str, total: u64) {
         raise(&self.sink_lost.get_or_create(&SinkLabels { sink: sink.to_owned() }), total);
+    }
+
+    /// Counts a gRPC call that was answered with an error.
+    pub(crate) fn count_grpc_error(&self, code: &'static str) {
+        self.grpc_errors.get_or_create(&GrpcLabels { code }).inc();
     }
 
     /// Sets whether a file that has changed could not be loaded.

@@ -11,7 +11,8 @@ use crate::key::{Digest, TraceId};
 use crate::limit::Limit;
 use crate::path::PathError;
 use crate::policy::{
-    Identities, Known, Layer, Listed, Measure, Measured, Mode, OnMissing, Policy, Rule, SubjectRule, TierSource, Who,
+    Identities, Known, Layer, Listed, Measure, Measured, Mode, OnMissing, Per, Policy, Rule, SubjectRule, TierSource,
+    Who,
 };
 
 impl Policy {
@@ -110,11 +111,13 @@ impl Policy {
         let Some((key, keyed)) = key_of(rule, limit, identities) else { return Ok(()) };
         if keyed == Keyed::Missing {
             match rule.on_missing {
-                // Checked before the cost, so that a rule that does not apply cannot refuse a request for its size.
-                OnMissing::Skip => return Ok(()),
                 OnMissing::Deny => limit = NEVER,
                 // An observed rule must never fail a request.
-                OnMissing::Floor if rule.mode == Mode::Observe || plan.skips_missing => return Ok(()),
+                _ if rule.mode == Mode::Observe => return Ok(()),
+                _ if plan.skips_missing && names_empty(rule, caller.facts) => return Err(self.missing(rule, caller)),
+                // Checked before the cost, so that a rule that does not apply cannot refuse a request for its size.
+                OnMissing::Skip => return Ok(()),
+                OnMissing::Floor if plan.skips_missing => return Ok(()),
                 OnMissing::Floor => return Err(self.missing(rule, caller)),
             }
         }
@@ -170,6 +173,23 @@ impl Policy {
         let subjects = self.subjects.iter().take(MAX_SUBJECTS);
         subjects.filter_map(|subject| self.subject(subject, &mut identities)).collect()
     }
+}
+
+/// Whether a request names a part of a rule's identity and leaves it empty, as a client can do to avoid the rule.
+#[cold]
+fn names_empty(rule: &Rule, facts: &Facts<'_>) -> bool {
+    let is_empty = |value: Option<&str>| value.is_some_and(str::is_empty);
+    rule.per.iter().any(|per| match per {
+        Per::Tenant => is_empty(facts.tenant),
+        Per::User => is_empty(facts.user),
+        Per::Tier => is_empty(facts.tier),
+        Per::Category => is_empty(facts.category),
+        Per::Endpoint => is_empty(facts.endpoint),
+        Per::Method => is_empty(facts.method),
+        Per::Host => is_empty(facts.host),
+        Per::Fact(name) => facts.facts.iter().any(|(own, value)| **name == **own && value.is_empty()),
+        Per::Ip | Per::IpPrefix(_) | Per::Header(_) => false,
+    })
 }
 
 /// Returns the key of a rule's budget for a caller, and how much of the rule's identity the request has.

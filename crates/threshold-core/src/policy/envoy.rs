@@ -82,12 +82,15 @@ pub struct EnvoySettings {
 }
 
 impl EnvoySettings {
+    /// The key of the entry that Envoy's action `remote_address` makes.
+    pub const REMOTE_ADDRESS: &'static str = "remote_address";
+
     /// Returns what an entry with this key describes, unless it is a fact of that name.
     #[must_use]
     pub fn target(&self, key: &str) -> Option<&DescriptorTarget> {
         // By name, so that a policy can make a fact of them too.
         self.descriptors.get(key).or(match key {
-            "remote_address" | "masked_remote_address" => Some(&DescriptorTarget::Ip),
+            Self::REMOTE_ADDRESS | "masked_remote_address" => Some(&DescriptorTarget::Ip),
             _ => None,
         })
     }

@@ -2,13 +2,15 @@
 
 use threshold_core::bill::Charge;
 use threshold_core::command::{Command, KeyMoves};
+use threshold_core::decision::Cause;
 use threshold_core::plan::Verb;
+use threshold_core::policy::OnStoreError;
 use threshold_core::{Decision, Facts, Limit, Outcome, Plan, PlanError, Policy, Span};
 
 use super::Limiter;
 use super::under::Settled;
 use crate::clock::Clock;
-use crate::observer::Operation;
+use crate::observer::{Operation, Refused};
 use crate::random_id;
 use crate::store::{Store, StoreError};
 
@@ -109,12 +111,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             *request = positions.get(*request).copied().unwrap_or(*request);
         }
         self.name_banned_of(&plan, &all, &joint.decision);
-        // What was only looked at because of another request is no decision that anybody asked for.
-        if joint.unplanned.is_empty() || verb == Verb::Record {
-            let bound = joint.decision.binding.and_then(|binding| joint.requests.get(binding));
-            let facts = bound.and_then(|index| requests.get(*index)).or(requests.first());
-            if let Some(JointRequest { facts, .. }) = facts {
-                self.tell(plan.verb().into(), facts, &joint.decision, policy, (start, in_store));
+        match joint.unplanned.first() {
+            // What was only looked at because of another request is no decision that anybody asked for.
+            Some((index, error)) if verb != Verb::Record => {
+                let ip = requests.get(*index).and_then(|request| request.facts.ip);
+                let Decision { at, trace, .. } = joint.decision;
+                self.tell_refusal(Refused { at, ip, status: 429, reason: &error.to_string(), trace }, policy);
+            }
+            _ => {
+                if let Some(JointRequest { facts, .. }) = concerned(policy, requests, &joint) {
+                    self.tell(plan.verb().into(), facts, &joint.decision, policy, (start, in_store));
+                }
             }
         }
         joint.replaced = replaced;
@@ -165,6 +172,29 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Some(())
         })
     }
+}
+
+/// Returns the request that a decision is about: the one that was stopped, else the one with the binding limit.
+fn concerned<'r, 'f>(
+    policy: &Policy,
+    requests: &'r [JointRequest<'f>],
+    JointDecision { decision, requests: owners, .. }: &JointDecision,
+) -> Option<&'r JointRequest<'f>> {
+    let alone = |request: &JointRequest<'_>, is_it: &dyn Fn(&Plan<'_>) -> bool| {
+        let mut plan = Plan::new(policy, Verb::Peek);
+        plan.skip_missing(request.skips_missing);
+        let facts = Facts { cost: Some(0), bytes: Some(0), costs: &[], ..request.facts };
+        plan.add(&facts).is_ok() && is_it(&plan)
+    };
+    let found = |is_it: &dyn Fn(&Plan<'_>) -> bool| requests.iter().find(|request| alone(request, is_it));
+    let stopped = match (decision.cause(), decision.penalty_layer()) {
+        (Some(Cause::Ban | Cause::List), _) => found(&|plan| plan.is_denied_by_name()),
+        (Some(Cause::Ladder), Some(layer)) => found(&|plan| plan.subjects().iter().any(|own| own.layer() == layer)),
+        (Some(Cause::Outage), _) => found(&|plan| plan.on_store_error() == OnStoreError::Closed),
+        _ => None,
+    };
+    let bound = || requests.get(*owners.get(decision.binding?)?);
+    stopped.or_else(bound).or(requests.first())
 }
 
 /// Returns the requests that are in the plan, with their positions.

@@ -209,7 +209,7 @@ fn decided(
         return Admission::Allowed(Allowed { fields, pending, strike }.keep_pending(door.answers), count);
     }
     if let Some(name) = &door.delay_field {
-        let mut fields = answer::fields(&decision, &view.policy);
+        let mut fields = answer::fields(&decision.after_delay(), &view.policy);
         let millis = u64::try_from(decision.delay().as_millis()).unwrap_or(u64::MAX);
         fields.insert(name.clone(), HeaderValue::from(millis));
         return Admission::Allowed(Allowed { fields, pending, strike }.keep_pending(door.answers), count);

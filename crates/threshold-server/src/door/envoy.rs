@@ -15,10 +15,13 @@ use super::App;
 use super::grpc::proto::{Code, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse, Unit};
 use super::grpc::{GrpcCode, GrpcError};
 use crate::desk::new_trace;
-use descriptor::Described;
+use descriptor::{Described, EntryTexts};
 
 /// How much of Envoy's own timeout is left for the network and the answer.
 const MARGIN: Duration = Duration::from_millis(5);
+
+/// The most entries of a descriptor. Envoy has one for each action that its operator has configured.
+const MAX_ENTRIES: usize = 64;
 
 /// Decides the descriptors of a request together: all of them are charged, or none is.
 pub(super) async fn should_rate_limit(
@@ -30,8 +33,8 @@ pub(super) async fn should_rate_limit(
     let envoy = policy.envoy();
     check_size(asked)?;
     let domain = envoy.domain(&asked.domain);
-    let described: Vec<Described<'_>> =
-        asked.descriptors.iter().map(|descriptor| Described::new(descriptor, &asked.domain, envoy)).collect();
+    let texts: Vec<EntryTexts<'_>> = asked.descriptors.iter().map(EntryTexts::new).collect();
+    let described: Vec<Described<'_>> = texts.iter().map(|texts| Described::new(texts, &asked.domain, envoy)).collect();
     let pairs: Vec<Vec<(&str, &str)>> = described.iter().map(Described::pairs).collect();
     // One decision has one id, whatever the number of descriptors.
     let trace = new_trace();
@@ -58,7 +61,8 @@ pub(super) async fn should_rate_limit(
     if let Some((descriptor, reason)) = decided.unplanned.first()
         && let Some(left_out) = app.refused.sample(app.desk.now())
     {
-        tracing::warn!(descriptor, %reason, domain = asked.domain, left_out, "descriptor over its limit: it cannot be counted");
+        let trace_id = decided.decision.trace;
+        tracing::warn!(descriptor, %reason, domain = asked.domain, %trace_id, left_out, "descriptor over its limit: it cannot be counted");
     }
     let response = response::response(&policy, &requests, &decided, domain.verb == Verb::Record);
     if response.overall_code() == Code::Ok {
@@ -87,6 +91,13 @@ fn check_size(asked: &RateLimitRequest) -> Result<(), GrpcError> {
     for (index, descriptor) in asked.descriptors.iter().enumerate() {
         if descriptor.entries.is_empty() {
             return Err(GrpcError::invalid(format!("descriptors[{index}]: a descriptor has at least one entry")));
+        }
+        if descriptor.entries.len() > MAX_ENTRIES {
+            let message = format!(
+                "descriptors[{index}]: a descriptor has at most {MAX_ENTRIES} entries, this one has {}",
+                descriptor.entries.len()
+            );
+            return Err(GrpcError::invalid(message));
         }
         if let Some(entry) = descriptor.entries.iter().position(|entry| entry.key.is_empty()) {
             return Err(GrpcError::invalid(format!("descriptors[{index}].entries[{entry}]: an entry has a key")));

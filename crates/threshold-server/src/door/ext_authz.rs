@@ -4,19 +4,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr as _;
 
 use axum::body::Body;
-use axum::response::Response;
-use http::header::{CONTENT_TYPE, HOST};
+use axum::response::{IntoResponse as _, Response};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, Collected};
 use threshold_limiter::tower::Unavailable;
 
-use super::App;
 use super::forward_auth::{self, DeclaredBody};
 use super::grpc::GrpcError;
 use super::grpc::proto::{
     self, AppendAction, CheckRequest, CheckResponse, DeniedHttpResponse, HeaderValueOption, HttpRequest, HttpResponse,
     HttpStatus, OkHttpResponse, Status,
 };
+use super::{ApiError, App};
 
 /// The request header by which Envoy's fault filter delays a request, in milliseconds.
 pub(super) const DELAY: HeaderName = HeaderName::from_static("x-envoy-fault-delay-request");
@@ -37,20 +37,33 @@ pub(super) async fn check(app: &App, proxy: SocketAddr, asked: CheckRequest) -> 
         let port = u16::try_from(source.port_value).unwrap_or(0);
         Some(SocketAddr::new(IpAddr::from_str(&source.address).ok()?.to_canonical(), port))
     });
-    let request = request(http)?;
+    let request = match request(http) {
+        Ok(request) => request,
+        // A denial, and not an error of the call, which Envoy may let through: the client has caused it.
+        Err(reason) => {
+            if let Some(left_out) = app.refused.sample(app.desk.now()) {
+                tracing::warn!(reason, left_out, "request of Envoy's client refused");
+            }
+            return Ok(
+                answer(ApiError::bad(reason, "Envoy's client sent what cannot be decided").into_response()).await
+            );
+        }
+    };
     let mut gate = app.forward_auth.envoy_gate();
     let Ok(response) = gate.call_through(proxy, peer.unwrap_or(proxy), request).await;
     Ok(answer(response.map(Body::new)).await)
 }
 
 /// Rebuilds the client's request. Envoy tells the path as the client has spelled it.
-fn request(http: HttpRequest) -> Result<http::Request<DeclaredBody>, GrpcError> {
-    let method = Method::from_bytes(http.method.as_bytes());
-    let method = method.map_err(|_| GrpcError::invalid("attributes.request.http.method: this is not a method"))?;
-    let bad = |_| GrpcError::invalid("attributes.request.http.path: this is not a path");
-    let (_, uri) = forward_auth::original_uri(http.path.as_bytes()).map_err(bad)?;
-    // A length that is not known is announced as -1, and bytes that stream later are not seen here.
-    let mut request = http::Request::new(DeclaredBody(u64::try_from(http.size).unwrap_or(0)));
+///
+/// # Errors
+/// Returns the name of what is no part of a request.
+fn request(http: HttpRequest) -> Result<http::Request<DeclaredBody>, &'static str> {
+    let method = Method::from_bytes(http.method.as_bytes()).map_err(|_| "method")?;
+    // `CONNECT` has none.
+    let path = if http.path.is_empty() { "/" } else { &http.path };
+    let (_, uri) = forward_auth::original_uri(path.as_bytes()).map_err(|_| "path")?;
+    let mut request = http::Request::new(DeclaredBody(0));
     (*request.method_mut(), *request.uri_mut()) = (method, uri);
     let headers = request.headers_mut();
     let lines = http.headers.into_iter().map(|(name, value)| (name, value.into_bytes()));
@@ -64,14 +77,17 @@ fn request(http: HttpRequest) -> Result<http::Request<DeclaredBody>, GrpcError> 
             headers.append(name, value);
         }
     }
+    // `size` is what has arrived so far: nothing, unless Envoy waits for the body. The client announces the rest.
+    let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or(0);
+    let length = u64::try_from(http.size).unwrap_or(0).max(announced);
     // Envoy's own value: it is the one that the request is routed by.
     headers.remove(HOST);
     if !http.host.is_empty() {
-        let bad = |_| GrpcError::invalid("attributes.request.http.host: this is not a host");
-        headers.insert(HOST, HeaderValue::try_from(http.host).map_err(bad)?);
+        headers.insert(HOST, HeaderValue::try_from(http.host).map_err(|_| "host")?);
     }
     // A denial of a gRPC request would be a 200 with a status in its trailers, and Envoy makes that itself.
     headers.remove(CONTENT_TYPE);
+    *request.body_mut() = DeclaredBody(length);
     Ok(request)
 }
 

@@ -19,11 +19,13 @@ use hyper::body::Incoming;
 use prost::Message;
 
 use super::{ApiError, App, envoy, ext_authz};
+use crate::log::shown_address;
 use proto::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
 pub(super) use wire::{GrpcCode, GrpcError};
 
-/// The largest message: a request with the largest headers that Envoy accepts, 60 KiB by default, several times over.
-const MAX_MESSAGE: usize = 256 << 10;
+/// The largest message: each of 16 descriptors may have the largest headers that Envoy accepts, 60 KiB by default. Envoy would let a
+/// request through whose message is too large, and its client chooses how large.
+const MAX_MESSAGE: usize = 1 << 20;
 
 const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const AUTHORIZATION_CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
@@ -37,10 +39,24 @@ pub(super) async fn answer(app: Arc<App>, peer: SocketAddr, request: Request<Inc
         return error.into_response();
     }
     // One time for the whole call: a client that sends a byte at a time (slowloris) cannot extend it.
-    match tokio::time::timeout(app.bounds.client_timeout, call(&app, peer, request)).await {
-        Ok(Ok(response)) => response,
-        Ok(Err(error)) => error.into_response(),
-        Err(_) => GrpcError::new(GrpcCode::DeadlineExceeded, "the call took too long").into_response(),
+    let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+    let error = match tokio::time::timeout(app.bounds.client_timeout, call(&app, peer, request)).await {
+        Ok(Ok(response)) => return response,
+        Ok(Err(error)) => error,
+        Err(_) => GrpcError::new(GrpcCode::DeadlineExceeded, "the call took too long"),
+    };
+    report(&app, peer, &method, &error);
+    error.into_response()
+}
+
+/// Counts and logs an error: Envoy lets the request through that it asked about, unless it is told otherwise.
+fn report(app: &App, peer: SocketAddr, method: &str, error: &GrpcError) {
+    app.desk.metrics.count_grpc_error(error.code.name());
+    if let Some(left_out) = app.refused.sample(app.desk.now()) {
+        let peer = shown_address(peer.ip(), &app.desk.policy());
+        // A client may name any method, and none of ours is longer.
+        let method: String = method.chars().take(32).collect();
+        tracing::warn!(code = error.code.name(), reason = %error.message, method, peer, left_out, "gRPC call refused");
     }
 }
 

@@ -97,7 +97,7 @@ pub(crate) fn grpc_address(server: &Server) -> SocketAddr {
 }
 
 pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
-    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).into() };
     RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
 }
 
@@ -184,14 +184,51 @@ fn a_descriptor_is_limited_by_what_it_tells_and_not_by_what_it_does_not() {
     for _ in 0..9 {
         assert_eq!(codes(&envoy.ask(vec![descriptor(&[("other", "o")])])), (Code::Ok, vec![(Code::Ok, 0)]));
     }
-    // An empty user is a client's doing.
+    // An empty user is a client's doing. It denies where a rule needs it, and nothing else.
     for empty in [descriptor(&[("x-user", "")]), descriptor(&[("remote_address", "no address")])] {
         assert_eq!(codes(&envoy.ask(vec![empty])), (Code::OverLimit, vec![(Code::OverLimit, 0)]));
     }
+    assert!(envoy.server.wait_for_log("cannot be counted").contains("user"));
+    assert_eq!(codes(&envoy.ask(vec![descriptor(&[(":path", "")])])).0, Code::Ok);
     // It discloses no figures, and its period has no name in Envoy's protocol.
     let answer = envoy.ask(vec![descriptor(&[("generic_key", "k")])]);
     assert_eq!((codes(&answer), answer.statuses[0].current_limit.is_none()), ((Code::Ok, vec![(Code::Ok, 0)]), true));
     assert!(header(&answer, "x-ratelimit-limit").is_none());
+}
+
+/// Envoy passes on any byte, and an error of ours would let the request through. Woken by: `string` in place of `bytes` in `Entry`,
+/// leaving out `EMPTY`, and the address of a fact.
+#[test]
+fn no_bytes_of_a_client_avoid_a_limit() {
+    let rule = |name: &str, rest: &str| {
+        format!("[[rule]]\nname = '{name}'\nlayer = 'edge'\n{rest}\nalgorithm = 'sliding-log'\n")
+    };
+    let policy = "[envoy.descriptors]\nremote_address = 'fact:remote_address'\n\":path\" = 'path'\n[lists]\ndeny = ['203.0.113.9']\n".to_owned()
+        + &rule("login", "match = { path = '/login' }\nper = ['method']\nlimit = '2/h'\non_missing = 'skip'")
+        + &rule("key", "match = { fact.x-key = '**' }\nper = ['fact:x-key']\nlimit = '2/h'");
+    let mut envoy = Envoy::start(&policy.replace("per = ['method']", "per = ['fact:domain']"));
+    let entry = |key: &str, value: &[u8]| {
+        let entries = vec![Entry { key: key.to_owned(), value: value.to_vec() }];
+        vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }]
+    };
+    for (key, values) in [
+        (":path", [&b"/login?\xff"[..], b"/login?a=\xf0\x80", b"/login"]),
+        ("x-key", [b""; 3]),
+        ("x-key", [b"\xff"; 3]),
+    ] {
+        let seen = values.map(|value| codes(&envoy.ask(entry(key, value))).0);
+        assert_eq!(seen, [Code::Ok, Code::Ok, Code::OverLimit], "{key} {values:?}");
+    }
+    assert_eq!(codes(&envoy.ask(entry("remote_address", b"203.0.113.9"))).0, Code::OverLimit);
+    // A repeated key has a bound, and an error is seen by operators.
+    let many = RateLimitDescriptor {
+        entries: vec![Entry { key: "a".to_owned(), value: vec![b'b'] }; 65],
+        ..RateLimitDescriptor::default()
+    };
+    assert!(envoy.ask_in("edge", vec![many]).unwrap_err().1.contains("at most 64 entries, this one has 65"));
+    assert!(envoy.server.wait_for_log("gRPC call refused").contains("invalid_argument"));
+    let metrics = envoy.server.connect().send("GET", "/metrics", &[], "").unwrap().body;
+    assert!(metrics.contains("threshold_grpc_errors_total{code=\"invalid_argument\"} 1"), "{metrics}");
 }
 
 /// Woken by: leaving out each of the checks.
@@ -351,7 +388,7 @@ fn what_is_no_grpc_is_refused_and_the_connection_goes_on() {
         (vec![0, 0, 0, 0, 9, 1], 3),
         (vec![0, 0, 0, 0, 1, 1, 1], 3),
         (vec![0, 0, 0, 0, 2, 0x0a, 0xff], 3),
-        (vec![0; 300 << 10], 8),
+        (vec![0; 1100 << 10], 8),
     ] {
         assert_eq!(envoy.client.call_bytes(RATE_LIMIT, body).unwrap_err().0, code);
     }
@@ -405,8 +442,30 @@ fn external_authorization_answers_a_real_429_by_the_address_of_the_client() {
     let answer = envoy.check("192.0.2.3", http("/a/../b", &[]));
     let Some(HttpResponse::Denied(denied)) = answer.http_response else { panic!("{answer:?}") };
     assert_eq!(denied.status.unwrap().code, 400);
+    // No error, which Envoy may let through: the client has caused it.
+    for bad in [
+        HttpRequest { method: "G T".to_owned(), ..http("/", &[]) },
+        HttpRequest { host: "a\nb".to_owned(), ..http("/", &[]) },
+    ] {
+        let answer = envoy.check("192.0.2.4", bad);
+        let Some(HttpResponse::Denied(denied)) = answer.http_response else { panic!("{answer:?}") };
+        assert_eq!(denied.status.unwrap().code, 400);
+    }
     let (code, message) =
         envoy.client.call::<CheckResponse>(AUTHORIZATION_CHECK, &CheckRequest::default()).unwrap_err();
     assert!(code == 3 && message.contains("attributes.request.http"), "{message}");
     drop(envoy.server);
+}
+
+/// Woken by: leaving out `announced` in `request`.
+#[test]
+fn the_announced_length_of_a_body_is_charged() {
+    let mut envoy = Envoy::start("[[rule]]\nname = 'bytes'\nper = ['ip']\nlimit = '1000B/day'\n");
+    let mut post = |size: i64, announced: &str| {
+        let headers = [("content-length".to_owned(), announced.to_owned())].into();
+        let http =
+            HttpRequest { method: "POST".to_owned(), path: "/".to_owned(), headers, size, ..HttpRequest::default() };
+        matches!(envoy.check("192.0.2.1", http).http_response, Some(HttpResponse::Ok(_)))
+    };
+    assert_eq!([post(0, "300"), post(-1, "300"), post(300, ""), post(0, "300")], [true, true, true, false]);
 }

@@ -11,35 +11,55 @@ use crate::door::grpc::proto::{Entry, RateLimitDescriptor};
 
 /// The name of the fact that has the domain.
 const DOMAIN: &str = "domain";
+/// In place of an empty value of a fact, which a policy would take for none: a client would avoid a rule by it.
+const EMPTY: &str = "(empty)";
+
+/// The texts of a descriptor's entries.
+pub(super) struct EntryTexts<'r>(Vec<(&'r str, Cow<'r, str>)>);
+
+impl<'r> EntryTexts<'r> {
+    pub(super) fn new(descriptor: &'r RateLimitDescriptor) -> Self {
+        let entries = descriptor.entries.iter();
+        // What is no text is replaced, and what is around it still matches: a client may send any byte.
+        Self(entries.map(|Entry { key, value }| (key.as_str(), String::from_utf8_lossy(value))).collect())
+    }
+}
 
 /// The request that a descriptor describes.
 pub(super) struct Described<'r> {
     /// Its facts, but for those in `own`.
     pub(super) facts: Facts<'r>,
     own: Vec<(Cow<'r, str>, &'r str)>,
-    /// Whether every entry has a value that can be counted. If so, a rule that needs what the descriptor does not tell is not about
-    /// it: Envoy leaves out descriptors that it cannot complete. If not, a client may have caused it, and must not avoid a rule by it.
+    /// The keys that were repeated, and how often.
+    repeated: Vec<(&'r str, usize)>,
+    /// Whether every address is one. If so, a rule that needs what the descriptor does not tell is not about it: Envoy leaves out
+    /// descriptors that it cannot complete. If not, a client may have caused it, and must not avoid a rule by it.
     pub(super) is_complete: bool,
 }
 
 impl<'r> Described<'r> {
-    pub(super) fn new(descriptor: &'r RateLimitDescriptor, domain: &'r str, settings: &EnvoySettings) -> Self {
-        let mut described = Self { facts: Facts::default(), own: Vec::new(), is_complete: true };
-        described.own.reserve(descriptor.entries.len().saturating_add(1));
+    pub(super) fn new(texts: &'r EntryTexts<'r>, domain: &'r str, settings: &'r EnvoySettings) -> Self {
+        let mut described = Self { facts: Facts::default(), own: Vec::new(), repeated: Vec::new(), is_complete: true };
+        described.own.reserve(texts.0.len().saturating_add(1));
         // The domain comes first: no entry may stand in for it.
         described.own.push((Cow::Borrowed(DOMAIN), domain));
-        for entry in &descriptor.entries {
-            described.add(entry, settings);
+        for (key, value) in &texts.0 {
+            described.add(key, value, settings);
         }
         described
     }
 
-    fn add(&mut self, Entry { key, value }: &'r Entry, settings: &EnvoySettings) {
+    fn add(&mut self, key: &'r str, value: &'r str, settings: &'r EnvoySettings) {
         let facts = &mut self.facts;
-        let mut named = Some(value.as_str()).filter(|value| !value.is_empty());
         let place = match settings.target(key) {
-            None => return self.add_fact(Cow::Borrowed(key), value),
-            Some(DescriptorTarget::Fact(name)) => return self.add_fact(Cow::Owned(name.to_string()), value),
+            None => return self.add_fact(key, value),
+            Some(DescriptorTarget::Fact(name)) => {
+                // The address of a client is one whatever it is counted as: bans and lists name addresses.
+                if key == EnvoySettings::REMOTE_ADDRESS {
+                    facts.ip = facts.ip.or(address(value));
+                }
+                return self.add_fact(name, value);
+            }
             Some(DescriptorTarget::Ignore) => return,
             Some(DescriptorTarget::Ip) => {
                 let ip = address(value);
@@ -49,8 +69,8 @@ impl<'r> Described<'r> {
             }
             Some(DescriptorTarget::Path) => {
                 // `:path` has the query too, which is no part of a path.
-                named = named.and_then(|path| path.split(['?', '#']).next());
-                &mut facts.path
+                facts.path = facts.path.or(value.split(['?', '#']).next());
+                return;
             }
             Some(DescriptorTarget::Tenant) => &mut facts.tenant,
             Some(DescriptorTarget::User) => &mut facts.user,
@@ -60,24 +80,34 @@ impl<'r> Described<'r> {
             Some(DescriptorTarget::Endpoint) => &mut facts.endpoint,
             Some(DescriptorTarget::Category) => &mut facts.category,
             // A target that is added to core is a fact until it is handled here.
-            Some(_) => return self.add_fact(Cow::Borrowed(key), value),
+            Some(_) => return self.add_fact(key, value),
         };
-        self.is_complete &= named.is_some();
-        *place = place.or(named);
+        // An empty one too: a rule that needs it then denies.
+        *place = place.or(Some(value));
     }
 
     /// Adds a fact. The second of a name is counted on, as `generic_key_2`, because Envoy repeats keys.
-    fn add_fact(&mut self, name: Cow<'r, str>, value: &'r str) {
-        self.is_complete &= !value.is_empty();
+    fn add_fact(&mut self, name: &'r str, value: &'r str) {
+        let value = if value.is_empty() { EMPTY } else { value };
         let has = |name: &str| self.own.iter().any(|(own, _)| own == name);
-        let name = if has(&name) {
-            // At most as many as there are entries.
-            let numbered = (2_usize..).map(|number| format!("{name}_{number}"));
-            numbered.take(self.own.len().saturating_add(1)).find(|name| !has(name)).map_or(name, Cow::Owned)
-        } else {
-            name
+        if !has(name) {
+            return self.own.push((Cow::Borrowed(name), value));
+        }
+        let place = self.repeated.iter().position(|(own, _)| *own == name);
+        let mut number = place.and_then(|place| self.repeated.get(place)).map_or(1, |(_, number)| *number);
+        let numbered = loop {
+            number = number.saturating_add(1);
+            let numbered = format!("{name}_{number}");
+            // At most as often as there are entries.
+            if !has(&numbered) || number == usize::MAX {
+                break numbered;
+            }
         };
-        self.own.push((name, value));
+        match place.and_then(|place| self.repeated.get_mut(place)) {
+            Some((_, own)) => *own = number,
+            None => self.repeated.push((name, number)),
+        }
+        self.own.push((Cow::Owned(numbered), value));
     }
 
     /// Returns the facts of its own, in the form that core takes.
@@ -101,7 +131,7 @@ mod tests {
         \":path\" = 'path'\nplan = 'tier'\nverb = 'method'\nsite = 'host'\nkind = 'category'\ncall = 'endpoint'\n";
 
     fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
-        let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+        let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).into() };
         RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
     }
 
@@ -109,7 +139,8 @@ mod tests {
     fn check(entries: &[(&str, &str)], complete: bool, expect: &[(&str, &str)]) {
         let policy = Policy::parse(SETTINGS, &|_| None).unwrap();
         let descriptor = descriptor(entries);
-        let described = Described::new(&descriptor, "edge", policy.envoy());
+        let texts = EntryTexts::new(&descriptor);
+        let described = Described::new(&texts, "edge", policy.envoy());
         let Facts { host, method, path, tenant, user, tier, category, endpoint, .. } = described.facts;
         let ip = described.facts.ip.map(|ip| ip.to_string());
         let named = [

@@ -3,7 +3,7 @@
 use threshold_core::decision::Reading;
 use threshold_core::headers::{BodyForm, Refusal, TRACE_ID, denial_body, header_fields, refusal_body};
 use threshold_core::policy::Disclosure;
-use threshold_core::{Decision, Facts, PlanError, Policy};
+use threshold_core::{Decision, Facts, PlanError, Policy, Timestamp};
 use threshold_limiter::limiter::{JointDecision, JointRequest};
 
 use crate::door::grpc::proto::{Code, DescriptorStatus, Duration, HeaderValue, RateLimit, RateLimitResponse, Unit};
@@ -51,7 +51,8 @@ fn add_decision(
     requests: &[JointRequest<'_>],
     JointDecision { decision, requests: owners, .. }: &JointDecision,
 ) {
-    let fields = header_fields(decision, policy).into_iter();
+    // Envoy waits before it passes the request on, and its client sees the figures after that.
+    let fields = header_fields(&decision.after_delay(), policy).into_iter();
     response.response_headers_to_add.extend(fields.map(|(name, value)| header(name, value)));
     let binding = decision.binding.and_then(|binding| owners.get(binding)).copied().unwrap_or(0);
     let unknown = Facts::default();
@@ -133,8 +134,11 @@ fn add_figures(status: &mut DescriptorStatus, policy: &Policy, reading: &Reading
         name: rule.name.to_string(),
     });
     status.limit_remaining = narrow(reading.remaining);
-    status.duration_until_reset = reading.reset_at(decision.at).map(|reset| {
-        let seconds = reset.saturating_sub(decision.at.secs_ceil());
+    let resets =
+        if reading.allowed { reading.reset_at(decision.at).map(Timestamp::from_secs) } else { reading.ready_at() };
+    status.duration_until_reset = resets.map(|resets| {
+        // Rounded up, so that a client that waits so long finds room.
+        let seconds = resets.since(decision.at).secs_ceil();
         Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 }
     });
 }

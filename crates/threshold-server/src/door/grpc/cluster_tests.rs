@@ -15,7 +15,7 @@ const POLICY: &str = "[envoy.descriptors]\nx-user = 'user'\n\
     [[rule]]\nname = 'user'\nper = ['user']\nlimit = '1/day'\nalgorithm = 'fixed-window'\non_missing = 'skip'\n";
 
 fn descriptor(key: &str, value: &str, hits: u64) -> RateLimitDescriptor {
-    let entries = vec![Entry { key: key.to_owned(), value: value.to_owned() }];
+    let entries = vec![Entry { key: key.to_owned(), value: value.into() }];
     RateLimitDescriptor { entries, hits_addend: Some(hits), ..RateLimitDescriptor::default() }
 }
 

@@ -107,7 +107,7 @@ impl ClientDoor for RateLimitDoor {
 
     fn ask(&mut self, facts: &Map<String, Value>, now: Timestamp) -> Result<Value, String> {
         self.0.server.set_time(now);
-        let entry = |key: &str, value: &Value| Entry { key: key.to_owned(), value: text(value) };
+        let entry = |key: &str, value: &Value| Entry { key: key.to_owned(), value: text(value).into_bytes() };
         let named = NAMED.iter().filter_map(|(fact, key)| Some(entry(key, facts.get(*fact)?)));
         let own = facts.get("facts").and_then(Value::as_object).into_iter().flatten();
         let own = own.map(|(name, value)| entry(name, value));

@@ -32,7 +32,8 @@ fn until_time_is_up(mut test: impl FnMut(&mut proptest::test_runner::TestRunner)
 
 fn descriptor() -> impl Strategy<Value = RateLimitDescriptor> {
     let key = prop_oneof![Just("remote_address".to_owned()), Just("user".to_owned()), ".{0,8}"];
-    let value = prop_oneof![Just("192.0.2.1".to_owned()), Just("2001:db8::/64".to_owned()), ".{0,8}"];
+    let text = prop_oneof![Just("192.0.2.1".to_owned()), Just("2001:db8::/64".to_owned()), ".{0,8}"];
+    let value = prop_oneof![text.prop_map(String::into_bytes), any::<Vec<u8>>()];
     let entry = (key, value).prop_map(|(key, value)| Entry { key, value });
     let limit =
         (any::<u32>(), 0..9).prop_map(|(requests_per_unit, unit)| RateLimitOverride { requests_per_unit, unit });

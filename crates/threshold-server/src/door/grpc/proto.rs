@@ -36,8 +36,10 @@ pub(crate) struct RateLimitDescriptor {
 pub(crate) struct Entry {
     #[prost(string, tag = "1")]
     pub(crate) key: String,
-    #[prost(string, tag = "2")]
-    pub(crate) value: String,
+    /// Text in the protocol, but Envoy passes on what its client has sent, whatever the bytes are. A message that cannot be decoded
+    /// would be an error, which Envoy lets through.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) value: Vec<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]

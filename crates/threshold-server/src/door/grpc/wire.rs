@@ -35,6 +35,22 @@ pub(crate) enum GrpcCode {
     Unauthenticated = 16,
 }
 
+impl GrpcCode {
+    /// Returns the name in metrics and logs.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "invalid_argument",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::NotFound => "not_found",
+            Self::ResourceExhausted => "resource_exhausted",
+            Self::Unimplemented => "unimplemented",
+            Self::Internal => "internal",
+            Self::Unavailable => "unavailable",
+            Self::Unauthenticated => "unauthenticated",
+        }
+    }
+}
+
 /// An error of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GrpcError {
