@@ -207,8 +207,6 @@ fn inspect(path: &Path) -> Result<(Option<Connection>, Inspection), JournalError
 pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     // If one of these fails, the database and its log go into quarantine as they are.
     let connection = connect_unchanged(path)?;
-    // Overwrites deleted rows with zeros, so that a page scan of a damaged file does not bring them back.
-    connection.pragma_update_and_check(None, "secure_delete", true, |row| row.get::<_, i64>(0))?;
     // Readers, as a backup is one, do not block the writer in WAL mode.
     connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
     // In WAL mode only `full` syncs each commit; `normal` syncs checkpoints alone.
@@ -235,6 +233,8 @@ fn connect_unchanged(path: &Path) -> rusqlite::Result<Connection> {
     // The file may have been changed by anybody: trust neither its schema nor its cell sizes.
     connection.pragma_update(None, "trusted_schema", false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
+    // Overwrites deleted rows with zeros, so that a page scan of a damaged file does not bring them back. A copy has it from its source.
+    connection.pragma_update_and_check(None, "secure_delete", true, |row| row.get::<_, i64>(0))?;
     Ok(connection)
 }
 
