@@ -491,6 +491,14 @@ fn no_request_can_meet_more_rules_than_a_plan_holds() {
     let many: String =
         (0..17).map(|n| format!("[[rule]]\nname = \"r{n}\"\nper = [\"user\"]\nlimit = \"{}/h\"\n", n + 1)).collect();
     check(&many, &["too-many-meet \"r0\""]);
+    // Rules about different facts, as those of Envoy's descriptors are, and about different values of one.
+    for fact in ["f{n} = \"**\"", "f = \"{n}\""] {
+        let rule = |n: usize| {
+            let fact = fact.replace("{n}", &n.to_string());
+            format!("[[rule]]\nname = \"r{n}\"\nmatch = {{ fact = {{ {fact} }} }}\nper = [\"ip\"]\nlimit = \"1/h\"\n")
+        };
+        check(&(0..17).map(rule).collect::<String>(), &[]);
+    }
     let apart: String = (0..40)
         .map(|n| {
             format!("[[rule]]\nname = \"r{n}\"\nper = [\"user\"]\nmatch = {{ path = \"/{n}\" }}\nlimit = \"1/h\"\n")

@@ -250,7 +250,8 @@ impl<'r> Sample<'r> {
         }
     }
 
-    /// Whether a rule matches. Tenants, tiers and facts that this rule does not name are assumed to.
+    /// Whether a rule matches. Tenants and tiers are assumed to. Facts that this rule does not name are not: the descriptors of Envoy have
+    /// one each.
     fn may_match(&self, other: &Match) -> bool {
         let name = |own: &str, names: &[Box<str>]| names.is_empty() || names.iter().any(|name| name.as_ref() == own);
         let pattern = |own: &str, patterns: &[Pattern]| {
@@ -262,7 +263,7 @@ impl<'r> Sample<'r> {
             && pattern(&self.host, &other.host)
             && other.fact.iter().all(|(name, patterns)| {
                 let own = self.facts.iter().find(|(own, _)| **own == **name);
-                own.is_none_or(|(_, own)| pattern(own, patterns))
+                own.is_some_and(|(_, own)| pattern(own, patterns))
             })
     }
 }
