@@ -291,7 +291,7 @@ impl Desk {
         verb: Verb,
         requests: &[JointRequest<'_>],
         store_deadline: Duration,
-    ) -> Result<JointDecision, JointError> {
+    ) -> Result<Box<JointDecision>, JointError> {
         let mut joint = within(store_deadline, self.limiter.decide_jointly(policy, verb, requests)).await?;
         if let Some(JointRequest { facts, .. }) = requests.first() {
             let name = if verb == Verb::Record { "record" } else { "check" };

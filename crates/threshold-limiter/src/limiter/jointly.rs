@@ -12,7 +12,7 @@ use super::under::Settled;
 use crate::clock::Clock;
 use crate::observer::{Operation, Refused};
 use crate::random_id;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, at_once};
 
 /// One of several requests that are decided in one step.
 #[derive(Debug, Clone, Copy, Default)]
@@ -87,30 +87,47 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         policy: &Policy,
         verb: Verb,
         requests: &[JointRequest<'_>],
-    ) -> Result<JointDecision, JointError> {
+    ) -> Result<Box<JointDecision>, JointError> {
+        // A plan and an outcome are kilobytes. On the stack they are not copied with the future of the caller.
+        if self.store.answers_at_once() {
+            return at_once(self.settle_jointly(policy, verb, requests));
+        }
+        Box::pin(self.settle_jointly(policy, verb, requests)).await
+    }
+
+    async fn settle_jointly(
+        &self,
+        policy: &Policy,
+        verb: Verb,
+        requests: &[JointRequest<'_>],
+    ) -> Result<Box<JointDecision>, JointError> {
         let start = self.start();
-        let (mut joint, mut outcome) = (JointDecision::default(), Outcome::default());
+        let (mut joint, mut outcome) = (Box::<JointDecision>::default(), Outcome::default());
         let facts = requests.iter().map(|request| (&request.facts, request.skips_missing));
         let replaced = policy.replaced_rules(facts);
         let own_limits = own_limits(policy, requests)?;
-        let mut plan = plan_jointly(policy, verb, requests, (&own_limits, &replaced), &mut joint.unplanned)?;
+        let mut plan = Plan::new(policy, verb);
+        plan_jointly(&mut plan, requests, (&own_limits, &replaced), &mut joint.unplanned)?;
         plan.identify(random_id);
         let moves = self.moves_of_joint(requests, (&joint.unplanned, &replaced), &plan);
-        let Settled { in_store, .. } =
-            Box::pin(self.settle_moving(moves, &plan, &mut outcome, &mut joint.decision)).await;
+        let Settled { in_store, .. } = self.settle_moving(moves, &plan, &mut outcome, &mut joint.decision).await;
         joint.requests.extend(plan.requests_of_readings(&outcome));
         // The decision on a penalty or without the store has no figures.
         if joint.requests.len() != joint.decision.readings.len() {
             joint.requests.clear();
         }
-        let planned = planned(requests, &joint.unplanned);
-        let all: Vec<&Facts<'_>> = planned.map(|(_, request)| &request.facts).collect();
-        // Their positions in the request: the plan counts only those that it holds.
-        let positions: Vec<usize> = planned_positions(requests, &joint.unplanned);
-        for request in &mut joint.requests {
-            *request = positions.get(*request).copied().unwrap_or(*request);
+        // The plan counts only the requests that it holds.
+        if !joint.unplanned.is_empty() {
+            let positions: Vec<usize> = planned(requests, &joint.unplanned).map(|(index, _)| index).collect();
+            for request in &mut joint.requests {
+                *request = positions.get(*request).copied().unwrap_or(*request);
+            }
         }
-        self.name_banned_of(&plan, &all, &joint.decision);
+        if !joint.decision.escalations.is_empty() {
+            let planned = planned(requests, &joint.unplanned);
+            let all: Vec<&Facts<'_>> = planned.map(|(_, request)| &request.facts).collect();
+            self.name_banned_of(&plan, &all, &joint.decision);
+        }
         match joint.unplanned.first() {
             // What was only looked at because of another request is no decision that anybody asked for.
             Some((index, error)) if verb != Verb::Record => {
@@ -205,10 +222,6 @@ fn planned<'r, 'f>(
     requests.iter().enumerate().filter(|(index, _)| !unplanned.iter().any(|(own, _)| own == index))
 }
 
-fn planned_positions(requests: &[JointRequest<'_>], unplanned: &[(usize, PlanError)]) -> Vec<usize> {
-    planned(requests, unplanned).map(|(index, _)| index).collect()
-}
-
 /// Adds a request to a plan, with limits of its own and without the rules that are replaced.
 fn add<'p>(
     plan: &mut Plan<'p>,
@@ -223,36 +236,39 @@ fn add<'p>(
     plan.add_changed(facts, own_limits, replaced)
 }
 
-/// Plans all requests that can be planned, and lists the others.
+/// Plans all requests that can be planned in a plan that is empty, and lists the others.
 fn plan_jointly<'p>(
-    policy: &'p Policy,
-    verb: Verb,
+    plan: &mut Plan<'p>,
     requests: &[JointRequest<'_>],
     (own_limits, replaced): (&'p [OwnLimits], &[usize]),
     unplanned: &mut Vec<(usize, PlanError)>,
-) -> Result<Plan<'p>, JointError> {
-    // Each turn finds one more request that cannot be planned: a plan must not be used after an error.
-    loop {
+) -> Result<(), JointError> {
+    // Each turn finds one more request that cannot be planned.
+    while let Err((index, error)) = add_planned(plan, requests, (own_limits, replaced), unplanned) {
+        if error == PlanError::TooManyRules {
+            return Err(JointError::TooManyRules);
+        }
+        unplanned.push((index, error));
         // What happens is recorded whatever happened beside it.
-        let verb = if unplanned.is_empty() || verb == Verb::Record { verb } else { Verb::Peek };
-        let mut plan = Plan::new(policy, verb);
-        let mut failed = None;
-        for (index, request) in planned(requests, unplanned) {
-            let own_limits = own_limits.get(index).map_or(&[][..], Vec::as_slice);
-            match add(&mut plan, request, own_limits, replaced) {
-                Ok(()) => {}
-                Err(PlanError::TooManyRules) => return Err(JointError::TooManyRules),
-                Err(error) => {
-                    failed = Some((index, error));
-                    break;
-                }
-            }
-        }
-        match failed {
-            None => return Ok(plan),
-            Some(failed) => unplanned.push(failed),
-        }
+        let verb = if plan.verb() == Verb::Record { Verb::Record } else { Verb::Peek };
+        // A plan must not be used after an error.
+        *plan = Plan::new(plan.policy(), verb);
     }
+    Ok(())
+}
+
+/// Adds all requests but those that cannot be planned, or returns the first that cannot be planned either.
+fn add_planned<'p>(
+    plan: &mut Plan<'p>,
+    requests: &[JointRequest<'_>],
+    (own_limits, replaced): (&'p [OwnLimits], &[usize]),
+    unplanned: &[(usize, PlanError)],
+) -> Result<(), (usize, PlanError)> {
+    for (index, request) in planned(requests, unplanned) {
+        let own_limits = own_limits.get(index).map_or(&[][..], Vec::as_slice);
+        add(plan, request, own_limits, replaced).map_err(|error| (index, error))?;
+    }
+    Ok(())
 }
 
 /// Makes the limits that requests bring: they must live longer than the plan that refers to them.

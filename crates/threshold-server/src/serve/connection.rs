@@ -261,8 +261,9 @@ impl Connection {
     }
 
     async fn serve_http2(self, stream: impl Stream, service: ConnectionService) {
-        let Self { peer_slot, permit, watcher, client_timeout, stop, requests, .. } = self;
-        let mut stream = TimeoutStream::new(WatchedStream::new(stream, service.watch.clone()));
+        let Self { peer_slot, permit, watcher, client_timeout, protocols, stop, requests, .. } = self;
+        let stream = WatchedStream::new(stream, service.watch.clone());
+        let mut stream = TimeoutStream::new(if protocols == Protocols::Grpc { stream.copied() } else { stream });
         stream.set_write_timeout(Some(client_timeout));
         http2::serve(Box::pin(stream), service, requests, client_timeout, stop).await;
         // A drain waits for the watcher.

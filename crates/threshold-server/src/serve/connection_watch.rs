@@ -106,11 +106,18 @@ impl Socket for Box<TlsStream<TcpStream>> {
 pub(super) struct WatchedStream<S> {
     stream: S,
     watch: ConnectionWatch,
+    is_vectored: bool,
 }
 
 impl<S: Socket> WatchedStream<S> {
     pub(super) fn new(stream: S, watch: ConnectionWatch) -> Self {
-        Self { stream, watch }
+        Self { stream, watch, is_vectored: true }
+    }
+
+    /// Makes writers copy what they write together, instead of passing it in parts. A writer of HTTP/2 that passes parts writes
+    /// what follows a message of 256 bytes, such as the trailers of gRPC, by another system call; one that copies, only after 1 KiB.
+    pub(super) fn copied(self) -> Self {
+        Self { is_vectored: false, ..self }
     }
 
     fn check_connected(&self) -> io::Result<()> {
@@ -152,7 +159,7 @@ impl<S: AsyncWrite + Socket + Unpin> AsyncWrite for WatchedStream<S> {
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.is_vectored && self.stream.is_write_vectored()
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -162,5 +169,93 @@ impl<S: AsyncWrite + Socket + Unpin> AsyncWrite for WatchedStream<S> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use bytes::Bytes;
+    use http::{HeaderMap, HeaderValue, Request, Response};
+    use http_body_util::{BodyExt as _, Empty, Full};
+    use hyper::service::service_fn;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+
+    use super::*;
+
+    /// A stream that counts how often it is written to.
+    struct Counted {
+        stream: UnixStream,
+        writes: Arc<AtomicUsize>,
+    }
+
+    impl Socket for Counted {
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.stream.as_fd()
+        }
+    }
+
+    impl AsyncRead for Counted {
+        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_read(cx, buf)
+        }
+    }
+
+    impl AsyncWrite for Counted {
+        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            self.writes.fetch_add(1, Ordering::Relaxed);
+            Pin::new(&mut self.stream).poll_write(cx, buf)
+        }
+
+        fn poll_write_vectored(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            bufs: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            self.writes.fetch_add(1, Ordering::Relaxed);
+            Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        }
+
+        fn is_write_vectored(&self) -> bool {
+            self.stream.is_write_vectored()
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_flush(cx)
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_shutdown(cx)
+        }
+    }
+
+    /// Woken by: leaving out `is_vectored` in `is_write_vectored`. h2 then writes the trailers by themselves.
+    #[tokio::test]
+    async fn an_answer_of_grpc_is_one_write() {
+        let (client, stream) = UnixStream::pair().unwrap();
+        let writes = Arc::<AtomicUsize>::default();
+        let counted = Counted { stream, writes: Arc::clone(&writes) };
+        let stream = WatchedStream::new(counted, ConnectionWatch::default()).copied();
+        let service = service_fn(|_| {
+            let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
+            let body = Full::new(Bytes::from(vec![7; 1_000])).with_trailers(ready(Some(Ok(trailers))));
+            ready(Ok::<_, Infallible>(Response::new(body)))
+        });
+        let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        drop(tokio::spawn(server.serve_connection(TokioIo::new(stream), service)));
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client)).await.unwrap();
+        drop(tokio::spawn(connection));
+        let mut counts = Vec::new();
+        for _ in 0..3 {
+            let before = writes.load(Ordering::Relaxed);
+            let answer = sender.send_request(Request::new(Empty::<Bytes>::new())).await.unwrap();
+            let body = answer.into_body().collect().await.unwrap();
+            assert!(body.trailers().is_some());
+            counts.push(writes.load(Ordering::Relaxed).saturating_sub(before));
+        }
+        // The settings of the connection are written with the first answers.
+        assert_eq!(counts.last(), Some(&1), "{counts:?}");
     }
 }
