@@ -191,7 +191,7 @@ fn a_receiver_that_was_away_is_told_after_a_restart_under_any_name() {
     // Until it is saved that this receiver has accepted it.
     let begin = Instant::now();
     let is_saved =
-        || std::fs::read(db.with_extension("events-wal")).is_ok_and(|log| log.windows(9).any(|it| it == b"webhook-1"));
+        || std::fs::read(db.with_extension("events-wal")).is_ok_and(|log| log.windows(9).any(|it| it == b"webhook #"));
     while !is_saved() {
         assert!(begin.elapsed() < PATIENCE);
     }
