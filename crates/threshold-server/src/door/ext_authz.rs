@@ -20,6 +20,8 @@ use super::{ApiError, App};
 
 /// The request header by which Envoy's fault filter delays a request, in milliseconds.
 pub(super) const DELAY: HeaderName = HeaderName::from_static("x-envoy-fault-delay-request");
+/// The request header by which that filter delays fewer requests than it is configured to.
+const DELAY_PERCENTAGE: HeaderName = HeaderName::from_static("x-envoy-fault-delay-request-percentage");
 
 /// The codes of `google.rpc.Status`.
 const OK: i32 = 0;
@@ -97,8 +99,8 @@ async fn answer(response: Response) -> CheckResponse {
     if parts.status == StatusCode::OK {
         let ok = OkHttpResponse {
             headers: delay.iter().map(|delay| option(&DELAY, delay)).collect(),
-            // A client that sends the field itself would choose its own delay.
-            headers_to_remove: if delay.is_none() { vec![DELAY.as_str().to_owned()] } else { Vec::new() },
+            // A client that sends a field itself would choose its own delay, or that it is not delayed.
+            headers_to_remove: vec![(if delay.is_none() { DELAY } else { DELAY_PERCENTAGE }).to_string()],
             response_headers_to_add: options(&parts.headers),
         };
         return CheckResponse { status: status(OK, ""), http_response: Some(HttpResponse::Ok(ok)) };
