@@ -119,6 +119,10 @@ pub(crate) struct Bounds {
     pub(crate) connections: usize,
     /// The most connections of one peer, unless it is a trusted proxy.
     pub(crate) connections_per_peer: usize,
+    /// The most requests at once on connections of HTTP/2, each of which has many.
+    pub(crate) requests: usize,
+    /// The most of them of one peer, unless it is a trusted proxy.
+    pub(crate) requests_per_peer: usize,
     /// The largest body, in bytes.
     pub(crate) body: usize,
     /// How long the server waits for a client: the bound on slow clients (slowloris).
@@ -138,6 +142,8 @@ impl Default for Bounds {
             // all clients.
             connections: 16_384,
             connections_per_peer: 4_096,
+            requests: 16_384,
+            requests_per_peer: 4_096,
             body: 1 << 20,
             client_timeout: Duration::from_secs(30),
             answers: 64 << 20,

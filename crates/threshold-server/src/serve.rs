@@ -138,7 +138,7 @@ pub(crate) fn run_with(
         };
         maintenance::start(&app, journal, args.save_counters, damage);
         let certificates = tls.as_ref().map(|(certificates, _)| certificates);
-        let servers = servers(&app, listeners, hosts, certificates, bounds.resp)?;
+        let servers = servers(&app, listeners, hosts, certificates, bounds)?;
         let watched = Watched { text: source.text, tenants: tenants.map(|tenants| (tenants, written)), keys, tls };
         let reloader = reloader(args, &app, watched);
         started(Arc::clone(&app));
@@ -371,7 +371,7 @@ fn servers(
     Listeners { http, admin, grpc, resp }: Listeners,
     hosts: [Hosts; 2],
     certificates: Option<&Arc<Certificates>>,
-    resp_bounds: Bounds,
+    callers: ServerBounds,
 ) -> anyhow::Result<Vec<Server>> {
     let acceptor = |protocols| certificates.map(|certificates| certificates.acceptor(protocols)).transpose();
     let tls = acceptor(Protocols::Http)?;
@@ -389,9 +389,9 @@ fn servers(
     let mut servers = vec![server(http, caller_hosts, audience, app.bounds)];
     servers.extend(admin.map(|admin| server(admin, operator_hosts, Audience::Operators, bounds)));
     if let Some(grpc) = grpc {
-        servers.push(grpc::server(app, grpc, acceptor(Protocols::Grpc)?));
+        servers.push(grpc::server(app, grpc, acceptor(Protocols::Grpc)?, callers.grpc));
     }
-    servers.extend(resp.map(|resp| resp::server(app, resp, resp_bounds)));
+    servers.extend(resp.map(|resp| resp::server(app, resp, callers.resp)));
     Ok(servers)
 }
 

@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::address::Listener;
 use super::connection_watch::{ConnectionWatch, Socket, WatchedStream};
-use super::http2::{self, RequestsInProgress};
+use super::http2::{self, Requests, RequestsInProgress};
 use super::linger::Lingering;
 use super::peers::{Exempt, PeerConnections, PeerSlot};
 use super::preface::{Protocol, Reread};
@@ -63,9 +63,9 @@ impl Server {
     pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>, drain: Duration) -> std::io::Result<bool> {
         let Self { listener, tls, protocols, doors, bounds } = self;
         let permits = Arc::new(Semaphore::new(bounds.connections));
-        let peers = PeerConnections::new(bounds.connections_per_peer);
+        let peers = PeerConnections::new(bounds.connections_per_peer, bounds.requests_per_peer);
         let graceful = GracefulShutdown::new();
-        let requests = RequestsInProgress::new(bounds.connections);
+        let requests = RequestsInProgress::new(bounds.requests);
         // One watch for each connection: a waiting request must not make others poll their sockets.
         let service_for = |peer| ConnectionService { doors: doors.clone(), peer, watch: ConnectionWatch::default() };
         loop {
@@ -176,16 +176,26 @@ pub(super) struct ConnectionService {
     watch: ConnectionWatch,
 }
 
+impl ConnectionService {
+    /// Logs why a request was refused before any door has seen it.
+    pub(super) fn log_refusal(&self, status: u16, reason: &str) {
+        let desk = &self.doors.app().desk;
+        let Some(left_out) = self.doors.app().refused.sample(desk.now()) else { return };
+        let ip = shown_address(self.peer.ip(), &desk.policy());
+        tracing::warn!(status, ip, left_out, "request refused: {reason}");
+    }
+}
+
 impl hyper::service::Service<Request<Incoming>> for ConnectionService {
     type Response = Response;
     type Error = Infallible;
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        // hyper's bound is on its read buffer, which a pipelined request may have grown before.
-        if head_bytes(&request) > MAX_HEAD {
+        // hyper's bound is on its read buffer, which a pipelined request may have grown before; for HTTP/2 it has none on fields.
+        if head_bytes(&request) > MAX_HEAD || request.headers().len() > MAX_HEADERS {
             log_large_head(&self.doors, self.peer.ip());
-            let message = format!("the head of a request has at most {MAX_HEAD} bytes");
+            let message = format!("the head of a request has at most {MAX_HEAD} bytes and {MAX_HEADERS} header fields");
             let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
             return Answering::refusing(ApiError::new(status, "headers_too_large", message));
         }
@@ -265,6 +275,7 @@ impl Connection {
         let stream = WatchedStream::new(stream, service.watch.clone());
         let mut stream = TimeoutStream::new(if protocols == Protocols::Grpc { stream.copied() } else { stream });
         stream.set_write_timeout(Some(client_timeout));
+        let requests = Requests::new(requests, peer_slot.as_ref().and_then(|slot| slot.requests.clone()));
         http2::serve(Box::pin(stream), service, requests, client_timeout, stop).await;
         // A drain waits for the watcher.
         drop((peer_slot, permit, watcher));

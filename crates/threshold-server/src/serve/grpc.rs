@@ -10,8 +10,6 @@ use crate::door::{App, Audience, Bounds, Doors, Hosts};
 
 /// Where Envoy is answered, unless said.
 const GRPC_ADDRESS: &str = "127.0.0.1:8081";
-/// The most connections to `--grpc`. A proxy has one or a few for each of its threads.
-const GRPC_CONNECTIONS: usize = 256;
 
 /// Binds the listener for gRPC. The default address need not be free: an operator who has asked for nothing may run two servers.
 pub(super) async fn listener(args: &ServeArgs, tokens: &Tokens) -> anyhow::Result<Option<Listener>> {
@@ -31,11 +29,8 @@ pub(super) async fn listener(args: &ServeArgs, tokens: &Tokens) -> anyhow::Resul
     }
 }
 
-pub(super) fn server(app: &Arc<App>, listener: Listener, tls: Option<TlsAcceptor>) -> Server {
+pub(super) fn server(app: &Arc<App>, listener: Listener, tls: Option<TlsAcceptor>, bounds: Bounds) -> Server {
     let tls = tls.filter(|_| matches!(listener, Listener::Tcp(_)));
-    let connections = GRPC_CONNECTIONS.min(app.bounds.connections);
-    // All of a proxy's connections come from one address.
-    let bounds = Bounds { connections, connections_per_peer: connections, ..app.bounds };
     // A proxy calls the server by a name of its own configuration.
     let doors = Doors::new(Arc::clone(app), Hosts::Any, Audience::Grpc);
     Server { listener, tls, protocols: Protocols::Grpc, doors, bounds }

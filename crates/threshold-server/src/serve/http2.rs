@@ -1,5 +1,7 @@
 //! Serves a connection of HTTP/2, within bounds on its streams, its headers and its time.
 
+mod stalled;
+
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,13 +15,14 @@ use http::{Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use super::connection::{ConnectionService, MAX_HEAD};
 use crate::door::{Answering, ApiError};
+use stalled::StreamExecutor;
 
 /// The most requests at once on one connection. Envoy opens another connection when it needs more.
 const MAX_STREAMS: u32 = 256;
@@ -36,7 +39,10 @@ const MAX_FRAME: u32 = 16 << 10;
 /// How much of an answer waits in memory for its client.
 const MAX_SEND_BUFFER: usize = 64 << 10;
 
-/// How many requests are in progress on all connections of HTTP/2, and how many may be.
+/// How often a connection is looked at in the time that its client may be silent.
+const LOOKS: u32 = 4;
+
+/// How many requests are in progress, of a listener or of a peer, and how many may be.
 #[derive(Debug)]
 pub(super) struct RequestsInProgress {
     count: AtomicUsize,
@@ -47,20 +53,34 @@ impl RequestsInProgress {
     pub(super) fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { count: AtomicUsize::new(0), max })
     }
+
+    // `Relaxed` everywhere: some requests more, of those that begin at the same moment, do no harm.
+    fn is_full(&self) -> bool {
+        self.count.load(Ordering::Relaxed) >= self.max
+    }
+
+    fn begin(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Serves a connection until it ends, or until `stop` is set and its requests have ended.
 pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     service: ConnectionService,
-    requests: Arc<RequestsInProgress>,
+    requests: Requests,
     client_timeout: Duration,
     mut stop: watch::Receiver<bool>,
 ) {
-    let progress = Arc::<Progress>::default();
-    let service = Http2Service { inner: service, progress: Arc::clone(&progress), requests };
+    let requests = Arc::new(requests);
+    let service = Http2Service { inner: service, requests: Arc::clone(&requests) };
+    let ping = client_timeout.checked_div(2).unwrap_or(client_timeout);
     let mut connection = std::pin::pin!(
-        http2::Builder::new(TokioExecutor::new())
+        http2::Builder::new(StreamExecutor { client_timeout })
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
@@ -71,12 +91,12 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_send_buf_size(MAX_SEND_BUFFER)
-            // A client that is gone, or hangs in the middle of its headers, does not answer.
-            .keep_alive_interval(client_timeout)
-            .keep_alive_timeout(client_timeout)
+            // A client that is gone, or hangs in the middle of its headers, does not answer. Both times together are the client's.
+            .keep_alive_interval(ping)
+            .keep_alive_timeout(ping)
             .serve_connection(TokioIo::new(stream), service)
     );
-    let mut seen = 0;
+    let (mut seen, mut quiet) = (0, 0_u32);
     let mut is_ending = false;
     loop {
         tokio::select! {
@@ -90,103 +110,87 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
                 connection.as_mut().graceful_shutdown();
                 is_ending = true;
             }
-            () = tokio::time::sleep(client_timeout) => match progress.since(&mut seen) {
-                State::Moving => {}
+            () = tokio::time::sleep(client_timeout.checked_div(LOOKS).unwrap_or(client_timeout)) => {
+                quiet = if requests.is_idle(&mut seen) { quiet.saturating_add(1) } else { 0 };
+                if quiet > 0 && is_ending {
+                    return;
+                }
                 // Told first: a client that sends a request at this moment learns that it was not served, and sends it elsewhere.
-                State::Idle if !is_ending => {
+                if quiet >= LOOKS {
                     connection.as_mut().graceful_shutdown();
                     is_ending = true;
-                }
-                State::Idle => return,
-                State::Stalled => {
-                    tracing::debug!("connection closed: its client does not read");
-                    return;
                 }
             },
         }
     }
 }
 
-/// What has happened on a connection.
-#[derive(Debug, Default)]
-struct Progress {
-    /// Grows with every request, and with every part of an answer.
-    steps: AtomicU64,
-    requests: AtomicUsize,
-    /// The answers that wait for the client to read them.
-    unread: AtomicUsize,
+/// The requests of a connection.
+#[derive(Debug)]
+pub(super) struct Requests {
+    /// How many have begun.
+    begun: AtomicU64,
+    count: AtomicUsize,
+    /// Those of all connections of the listener.
+    all: Arc<RequestsInProgress>,
+    /// Those of all connections of the peer, unless it may have any number.
+    of_peer: Option<Arc<RequestsInProgress>>,
 }
 
-/// What a connection does.
-enum State {
-    Moving,
-    /// It has no requests.
-    Idle,
-    /// Its client does not read its answers.
-    Stalled,
-}
-
-impl Progress {
-    /// Returns the state since it was last seen.
-    fn since(&self, seen: &mut u64) -> State {
-        // `Relaxed` everywhere: what is seen late is seen after the next interval.
-        let steps = self.steps.load(Ordering::Relaxed);
-        if std::mem::replace(seen, steps) != steps {
-            State::Moving
-        } else if self.unread.load(Ordering::Relaxed) > 0 {
-            State::Stalled
-        } else if self.requests.load(Ordering::Relaxed) == 0 {
-            State::Idle
-        } else {
-            // The server has not answered yet, such as a request that waits, or has nothing to add to a stream of events.
-            State::Moving
-        }
+impl Requests {
+    pub(super) fn new(all: Arc<RequestsInProgress>, of_peer: Option<Arc<RequestsInProgress>>) -> Self {
+        Self { begun: AtomicU64::new(0), count: AtomicUsize::new(0), all, of_peer }
     }
 
-    fn step(&self) {
-        self.steps.fetch_add(1, Ordering::Relaxed);
+    /// Returns whether there are none, and none has begun since it was last asked.
+    fn is_idle(&self, seen: &mut u64) -> bool {
+        // `Relaxed` everywhere: what is seen late is seen at the next look.
+        let begun = self.begun.load(Ordering::Relaxed);
+        std::mem::replace(seen, begun) == begun && self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns why there may be no more, if so.
+    fn refusal(&self) -> Option<&'static str> {
+        if self.of_peer.as_ref().is_some_and(|own| own.is_full()) {
+            Some("too many requests of this client are in progress")
+        } else if self.all.is_full() {
+            Some("too many requests are in progress")
+        } else {
+            None
+        }
     }
 }
 
 /// A request in progress, until its answer was written.
-struct InProgress {
-    progress: Arc<Progress>,
-    all: Arc<RequestsInProgress>,
-    is_unread: bool,
-}
+struct InProgress(Arc<Requests>);
 
 impl InProgress {
-    fn new(progress: &Arc<Progress>, all: &Arc<RequestsInProgress>) -> Self {
-        progress.step();
-        progress.requests.fetch_add(1, Ordering::Relaxed);
-        all.count.fetch_add(1, Ordering::Relaxed);
-        Self { progress: Arc::clone(progress), all: Arc::clone(all), is_unread: false }
-    }
-
-    fn set_unread(&mut self, is_unread: bool) {
-        match (self.is_unread, is_unread) {
-            (false, true) => self.progress.unread.fetch_add(1, Ordering::Relaxed),
-            (true, false) => self.progress.unread.fetch_sub(1, Ordering::Relaxed),
-            _ => return,
-        };
-        self.is_unread = is_unread;
+    fn new(requests: &Arc<Requests>) -> Self {
+        requests.begun.fetch_add(1, Ordering::Relaxed);
+        requests.count.fetch_add(1, Ordering::Relaxed);
+        requests.all.begin();
+        if let Some(of_peer) = &requests.of_peer {
+            of_peer.begin();
+        }
+        Self(Arc::clone(requests))
     }
 }
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        self.set_unread(false);
-        self.progress.step();
-        self.progress.requests.fetch_sub(1, Ordering::Relaxed);
-        self.all.count.fetch_sub(1, Ordering::Relaxed);
+        let Self(requests) = self;
+        requests.count.fetch_sub(1, Ordering::Relaxed);
+        requests.all.end();
+        if let Some(of_peer) = &requests.of_peer {
+            of_peer.end();
+        }
     }
 }
 
 /// The service of one connection.
 struct Http2Service {
     inner: ConnectionService,
-    progress: Arc<Progress>,
-    requests: Arc<RequestsInProgress>,
+    requests: Arc<Requests>,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Http2Service {
@@ -196,13 +200,14 @@ impl hyper::service::Service<Request<Incoming>> for Http2Service {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         // Each connection may have many requests, so the number of connections does not bound their memory.
-        let answering = if self.requests.count.load(Ordering::Relaxed) < self.requests.max {
-            hyper::service::Service::call(&self.inner, request)
-        } else {
-            let message = "too many requests are in progress";
-            Answering::refusing(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message))
+        let answering = match self.requests.refusal() {
+            None => hyper::service::Service::call(&self.inner, request),
+            Some(message) => {
+                self.inner.log_refusal(503, message);
+                Answering::refusing(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message))
+            }
         };
-        Http2Answering { answering, request: Some(InProgress::new(&self.progress, &self.requests)) }
+        Http2Answering { answering, request: Some(InProgress::new(&self.requests)) }
     }
 }
 
@@ -221,24 +226,16 @@ impl Future for Http2Answering {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let Ok(response) = ready!(this.answering.poll(cx));
+        stalled::offered();
         let request = this.request.take();
-        Poll::Ready(Ok(response.map(|body| WatchedBody::new(body, request))))
+        Poll::Ready(Ok(response.map(|body| WatchedBody { body, _request: request })))
     }
 }
 
 /// The body of an answer, by which a client that does not read is noticed: hyper asks for the next part when the client has room.
 struct WatchedBody {
     body: Body,
-    request: Option<InProgress>,
-}
-
-impl WatchedBody {
-    fn new(body: Body, mut request: Option<InProgress>) -> Self {
-        if let Some(request) = &mut request {
-            request.set_unread(true);
-        }
-        Self { body, request }
-    }
+    _request: Option<InProgress>,
 }
 
 impl http_body::Body for WatchedBody {
@@ -246,11 +243,10 @@ impl http_body::Body for WatchedBody {
     type Error = axum::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let this = self.get_mut();
-        let polled = Pin::new(&mut this.body).poll_frame(cx);
-        if let Some(request) = &mut this.request {
-            request.progress.step();
-            request.set_unread(polled.is_ready());
+        let polled = Pin::new(&mut self.get_mut().body).poll_frame(cx);
+        match polled.is_ready() {
+            true => stalled::offered(),
+            false => stalled::waits_for_server(),
         }
         polled
     }
@@ -261,5 +257,29 @@ impl http_body::Body for WatchedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Woken by: leaving out `all` or `of_peer` in `refusal`, or in `Drop for InProgress`.
+    #[test]
+    fn requests_on_all_connections_of_http2_have_a_bound() {
+        let (all, of_peer) = (RequestsInProgress::new(3), RequestsInProgress::new(2));
+        let [own, trusted] = [Some(of_peer), None].map(|peer| Arc::new(Requests::new(Arc::clone(&all), peer)));
+        let held = [InProgress::new(&own), InProgress::new(&own)];
+        assert_eq!(own.refusal(), Some("too many requests of this client are in progress"));
+        assert_eq!(trusted.refusal(), None);
+        let last = InProgress::new(&trusted);
+        assert_eq!(trusted.refusal(), Some("too many requests are in progress"));
+        drop((held, last));
+        assert_eq!((own.refusal(), trusted.refusal()), (None, None));
+        let mut seen = 0;
+        // It had requests, and then none.
+        assert_eq!((own.is_idle(&mut seen), own.is_idle(&mut seen)), (false, true));
+        let _open = InProgress::new(&own);
+        assert_eq!((own.is_idle(&mut seen), own.is_idle(&mut seen)), (false, false));
     }
 }

@@ -1,21 +1,29 @@
-//! Counts the open connections of each peer, so that one peer cannot use all of them.
+//! Counts the open connections of each peer, and its requests on those of HTTP/2, so that one peer cannot use all of them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::http2::RequestsInProgress;
 use crate::log::LogSampler;
 
-/// The number of connections of each peer. Peers without one are removed, so the size is bounded by the connections.
+/// The connections of each peer. Peers without one are removed, so the size is bounded by the connections.
 #[derive(Debug)]
 pub(super) struct PeerConnections {
     max: usize,
-    open: Mutex<HashMap<IpAddr, usize>>,
+    max_requests: usize,
+    open: Mutex<HashMap<IpAddr, Peer>>,
     /// Samples the refused connections.
     pub(super) refusals: LogSampler,
 }
 
-/// Whether a peer may have any number of connections.
+#[derive(Debug)]
+struct Peer {
+    connections: usize,
+    requests: Arc<RequestsInProgress>,
+}
+
+/// Whether a peer may have any number of connections and requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Exempt {
     Yes,
@@ -27,11 +35,13 @@ pub(super) enum Exempt {
 pub(super) struct PeerSlot {
     peers: Arc<PeerConnections>,
     group: IpAddr,
+    /// The requests of the peer, unless it is exempt.
+    pub(super) requests: Option<Arc<RequestsInProgress>>,
 }
 
 impl PeerConnections {
-    pub(super) fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { max, open: Mutex::default(), refusals: LogSampler::default() })
+    pub(super) fn new(max: usize, max_requests: usize) -> Arc<Self> {
+        Arc::new(Self { max, max_requests, open: Mutex::default(), refusals: LogSampler::default() })
     }
 
     /// Returns the most connections of a peer that is not exempt.
@@ -45,16 +55,18 @@ impl PeerConnections {
         let group = group(ip);
         // Test and count under one lock, or two connections at once could both take the last place.
         let mut open = self.lock();
-        let own = open.entry(group).or_insert(0);
-        if *own >= self.max && exempt == Exempt::No {
+        let new = || Peer { connections: 0, requests: RequestsInProgress::new(self.max_requests) };
+        let own = open.entry(group).or_insert_with(new);
+        if own.connections >= self.max && exempt == Exempt::No {
             return None;
         }
-        *own = own.saturating_add(1);
+        own.connections = own.connections.saturating_add(1);
+        let requests = (exempt == Exempt::No).then(|| Arc::clone(&own.requests));
         drop(open);
-        Some(PeerSlot { peers: Arc::clone(self), group })
+        Some(PeerSlot { peers: Arc::clone(self), group, requests })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, Peer>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -63,9 +75,9 @@ impl Drop for PeerSlot {
     fn drop(&mut self) {
         let mut open = self.peers.lock();
         if let Some(own) = open.get_mut(&self.group) {
-            *own = own.saturating_sub(1);
+            own.connections = own.connections.saturating_sub(1);
             // Without this, a client with many addresses would leave an entry for each.
-            if *own == 0 {
+            if own.connections == 0 {
                 open.remove(&self.group);
             }
         }
@@ -93,7 +105,7 @@ mod tests {
     /// Woken by: leaving out `Drop for PeerSlot`, its `open.remove`, the mask in `group`, and `exempt` in `admit`.
     #[test]
     fn the_connections_of_a_peer_are_bounded_and_released_when_they_end() {
-        let peers = PeerConnections::new(2);
+        let peers = PeerConnections::new(2, 1);
         let mut places = Vec::new();
         for (text, expect) in [
             ("192.0.2.1", [true, true, false]),

@@ -1,12 +1,15 @@
 //! Tests HTTP/2 on the HTTP door: by prior knowledge, over TLS, and with clients that misbehave.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 
-use super::process::{POLICY, Scratch, Server, Start};
+use super::envoy::grpc_address;
+use super::grpc_client::HEALTH;
+use super::process::{PATIENCE, POLICY, Scratch, Server, Start};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const DATA: u8 = 0;
@@ -15,6 +18,7 @@ const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
@@ -34,7 +38,11 @@ struct Frame {
 impl Frames {
     /// Connects and sends the preface and these settings.
     fn connect(server: &Server, settings: &[(u16, u32)]) -> Self {
-        let mut frames = Self(server.stream());
+        Self::over(server.stream(), settings)
+    }
+
+    fn over(stream: TcpStream, settings: &[(u16, u32)]) -> Self {
+        let mut frames = Self(stream);
         frames.0.write_all(PREFACE).unwrap();
         let settings =
             settings.iter().flat_map(|(name, value)| [&name.to_be_bytes()[..], &value.to_be_bytes()].concat());
@@ -101,6 +109,34 @@ fn check_serves(server: &Server) {
     assert_eq!(other.read_until(HEADERS).payload.first(), Some(&0x88));
 }
 
+/// Connects from the last of these addresses of this machine, which makes the client another peer.
+fn stream_from(last: u8, address: SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0))).unwrap();
+        socket.connect(address).await.unwrap().into_std().unwrap()
+    });
+    stream.set_nonblocking(false).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// The head of a health check, which needs no token.
+fn health() -> Vec<u8> {
+    let grpc = [(":path", HEALTH), (":authority", "localhost"), ("content-type", "application/grpc")];
+    [fields(&[(":method", "POST"), (":scheme", "http")]), fields(&grpc)].concat()
+}
+
+/// Sends a whole health check. Returns the head of its answer, or `None` at the end of the connection.
+fn check_health(frames: &mut Frames, stream: u32) -> Option<Vec<u8>> {
+    frames.send(HEADERS, END_HEADERS, stream, &health()).ok()?;
+    frames.send(DATA, END_STREAM, stream, &[0; 5]).ok()?;
+    let answers = std::iter::from_fn(|| frames.read());
+    answers.into_iter().find(|frame| (frame.kind, frame.stream) == (HEADERS, stream)).map(|frame| frame.payload)
+}
+
 fn curl(args: &[&str]) -> String {
     let output = Command::new("curl")
         .args(["-s", "--max-time", "60", "-w", " %{http_version} %{http_code}"])
@@ -155,7 +191,7 @@ fn a_client_that_resets_its_requests_at_once_is_disconnected() {
     check_serves(&server);
 }
 
-/// Woken by: a larger `max_header_list_size`.
+/// Woken by: a larger `max_header_list_size`, leaving out `MAX_HEADERS` in `ConnectionService::call`.
 #[test]
 fn headers_without_an_end_and_headers_that_are_too_large_are_refused() {
     let (server, _policy) = start(&[]);
@@ -178,6 +214,13 @@ fn headers_without_an_end_and_headers_that_are_too_large_are_refused() {
     let refused = std::iter::from_fn(|| large.read()).find(|frame| frame.stream == 1).unwrap();
     // The status is 431, which is no entry of the table, in Huffman's code.
     assert!(refused.kind == HEADERS && refused.payload.starts_with(&[0x48, 0x83, 0x69, 0x90, 0xff]), "{refused:?}");
+    // As many small fields as HTTP/1.1 has no room for.
+    for (count, status) in [(100, &[0x88][..]), (101, &[0x48, 0x83, 0x69, 0x90, 0xff])] {
+        let mut many = Frames::connect(&server, &[]);
+        let head = [request("/healthz"), fields(&[("x", "y")]).repeat(count)].concat();
+        many.send(HEADERS, END_HEADERS | END_STREAM, 1, &head).unwrap();
+        assert!(many.read_until(HEADERS).payload.starts_with(status), "{count}");
+    }
     check_serves(&server);
 }
 
@@ -206,23 +249,78 @@ fn a_connection_has_a_bound_on_requests_at_once() {
     check_serves(&server);
 }
 
-/// Woken by: leaving out the comparison with `max` in `Http2Service::call`.
+/// One connection could once use up the requests of `--grpc`, without a token: 256 calls whose messages never came.
+///
+/// Woken by: leaving out `of_peer` or `all` in `refusal`, one count for all peers in `PeerConnections::admit`.
 #[test]
-fn requests_on_all_connections_of_http2_have_a_bound() {
-    let (server, _policy) = start(&["--max-connections", "4", "--max-connections-per-peer", "4"]);
-    let post = fields(&[(":method", "POST"), (":scheme", "http"), (":path", "/v1/check"), (":authority", "localhost")]);
-    let mut connections = [(); 2].map(|()| Frames::connect(&server, &[]));
-    // Their bodies never come, so they stay.
-    for (connection, stream) in [(0, 1), (1, 1), (0, 3), (1, 3)] {
-        connections[connection].send(HEADERS, END_HEADERS, stream, &post).unwrap();
-        connections[connection].send(PING, 0, 0, &[7; 8]).unwrap();
-        connections[connection].read_until(PING);
-    }
-    connections[0].send(HEADERS, END_HEADERS, 5, &post).unwrap();
-    assert_eq!(connections[0].read_until(HEADERS).stream, 5);
+fn a_peer_has_at_most_its_share_of_the_requests() {
+    let (server, _policy) = start(&["--grpc", "127.0.0.1:0"]);
+    let address = grpc_address(&server);
+    // More than 1,024 in all, so that each place is taken although the health checks below take one at times.
+    let held: Vec<Frames> = (0..5)
+        .map(|_| {
+            let mut connection = Frames::over(stream_from(1, address), &[]);
+            let calls: Vec<u8> = (0..256).flat_map(|n| frame(HEADERS, END_HEADERS, 2 * n + 1, &health())).collect();
+            connection.0.write_all(&calls).unwrap();
+            connection
+        })
+        .collect();
+    let mut more = Frames::over(stream_from(1, address), &[]);
+    // The status is 503, which is no entry of the table, in Huffman's code.
+    let refused = (0..500).any(|n| {
+        let head = check_health(&mut more, 2 * n + 1).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        head.starts_with(&[0x48, 0x83, 0x6c, 0x0c, 0xff])
+    });
+    assert!(refused);
+    assert!(server.wait_for_log("request refused").contains("too many requests of this client"));
+    let other = check_health(&mut Frames::over(stream_from(2, address), &[]), 1);
+    assert_eq!(other.unwrap().first(), Some(&0x88));
+    drop(held);
 }
 
-/// Woken by: leaving out `State::Idle`, `State::Stalled`, or the timeout of `Reread::detect`.
+/// Woken by: as many connections for a peer of `--grpc` as there are.
+#[test]
+fn a_peer_has_at_most_its_share_of_the_connections_to_grpc() {
+    let (server, _policy) = start(&["--grpc", "127.0.0.1:0", "--max-connections", "8"]);
+    let address = grpc_address(&server);
+    let mut held = [(); 2].map(|()| Frames::over(stream_from(1, address), &[]));
+    for connection in &mut held {
+        assert_eq!(check_health(connection, 1).unwrap().first(), Some(&0x88));
+    }
+    let mut more = stream_from(1, address);
+    assert!(!more.read(&mut [0]).is_ok_and(|read| read > 0));
+    assert!(server.wait_for_log("connection closed").contains("max=2"));
+    let other = check_health(&mut Frames::over(stream_from(2, address), &[]), 1);
+    assert_eq!(other.unwrap().first(), Some(&0x88));
+}
+
+/// Answers that were not read once stayed for as long as others on their connection were.
+///
+/// Woken by: `Waits::ForServer` in `offered`.
+#[test]
+fn a_request_whose_answer_is_not_read_is_reset_while_others_are_served() {
+    let (server, _policy) = start(&["--client-timeout", "1s"]);
+    // A window of 0, so that an answer waits until the client asks for it.
+    let mut client = Frames::connect(&server, &[(4, 0)]);
+    client.send(HEADERS, END_HEADERS | END_STREAM, 1, &request("/healthz")).unwrap();
+    for stream in (3..).step_by(2) {
+        client.send(HEADERS, END_HEADERS | END_STREAM, stream, &request("/healthz")).unwrap();
+        client.send(WINDOW_UPDATE, 0, stream, &4_096_u32.to_be_bytes()).unwrap();
+        loop {
+            let frame = client.read().expect("the connection stays");
+            match (frame.kind, frame.stream) {
+                // CANCEL.
+                (RST_STREAM, 1) => return assert_eq!(frame.payload, 8_u32.to_be_bytes()),
+                (DATA, read) if read == stream => break,
+                _ => {}
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Woken by: leaving out `is_idle`, `stalled::offered`, or the timeout of `Reread::detect`.
 #[test]
 fn clients_that_send_nothing_or_read_nothing_are_disconnected() {
     let (server, _policy) = start(&["--client-timeout", "1s"]);
