@@ -58,9 +58,18 @@ fn targets(level: Level) -> anyhow::Result<Targets> {
     // An empty variable counts as unset: a deployment file often sets one to nothing in order to leave it out.
     let wanted = std::env::var_os("THRESHOLD_LOG").map(|text| text.to_string_lossy().into_owned());
     match wanted.filter(|text| !text.trim().is_empty()) {
-        None => Ok(Targets::new().with_default(level)),
-        Some(text) => parse_targets(&text),
+        None => Ok(quiet(Targets::new().with_default(level))),
+        Some(text) => parse_targets(&text).map(quiet),
     }
+}
+
+/// Silences the crates that speak HTTP, unless a module of theirs is named: clients cause their lines at will, one for each frame. What
+/// matters of it is logged by the doors, in a bounded number of lines.
+fn quiet(targets: Targets) -> Targets {
+    let level = targets.default_level().unwrap_or(LevelFilter::OFF).min(LevelFilter::ERROR);
+    let is_named = |name: &str| targets.iter().any(|(target, _)| target.starts_with(name));
+    let unnamed: Vec<_> = ["h2", "hyper"].into_iter().filter(|name| !is_named(name)).collect();
+    targets.with_targets(unnamed.into_iter().map(|name| (name, level)))
 }
 
 /// Parses `THRESHOLD_LOG`. tracing takes a misspelled level for the name of a module, and would then log nothing else: it is
@@ -357,6 +366,22 @@ mod tests {
         for wrong in ["loud", "info,verbose", "threshold", "threshold=loud"] {
             assert!(parse_targets(wrong).is_err(), "{wrong}");
         }
+    }
+
+    /// A client could once write a line of h2's for each of its frames, without a token.
+    ///
+    /// Woken by: leaving out `quiet`, `min` or `is_named`.
+    #[test]
+    fn clients_cannot_write_the_lines_of_libraries() {
+        let enables =
+            |text: &str, target: &str, level| quiet(parse_targets(text).unwrap()).would_enable(target, &level);
+        for text in ["info", "debug", "warn,threshold::reload=debug"] {
+            assert!(!enables(text, "h2::proto::ping_pong", Level::WARN), "{text}");
+            assert!(!enables(text, "hyper_util::server", Level::WARN), "{text}");
+            assert!(enables(text, "h2::proto", Level::ERROR) && enables(text, "threshold", Level::WARN), "{text}");
+        }
+        assert!(!enables("off", "h2::proto", Level::ERROR));
+        assert!(enables("info,h2::proto=debug", "h2::proto", Level::DEBUG));
     }
 
     #[test]
