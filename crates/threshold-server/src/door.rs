@@ -45,10 +45,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ::http::header::CONTENT_TYPE;
-use ::http::{HeaderValue, Request, StatusCode};
+use ::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use axum::Router;
 use axum::body::Body;
+use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::future::RouteFuture;
 use hyper::body::Incoming;
@@ -349,9 +350,13 @@ fn router(app: Arc<App>, audience: Audience) -> Router {
         Audience::Operators => "; callers' and proxies' calls are served by their own listener (--http)",
     };
     routes::router(audience)
-        .fallback(move || async move {
+        .fallback(move |State(app): State<Arc<App>>, headers: HeaderMap| async move {
+            // Before 404, of which a gRPC client shows only that the method is not implemented.
+            if let Some(answer) = grpc::misdirected(&app, &headers) {
+                return answer;
+            }
             let message = format!("there is nothing at this path{elsewhere}");
-            ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+            ApiError::new(StatusCode::NOT_FOUND, "not_found", message).into_response()
         })
         .method_not_allowed_fallback(move || async move {
             let message = format!("this path takes another method, see Allow{elsewhere}");

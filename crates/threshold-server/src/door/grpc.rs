@@ -31,7 +31,15 @@ const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRat
 const AUTHORIZATION_CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
 const HEALTH: &str = "/grpc.health.v1.Health/Check";
 /// The services whose health can be asked for; an empty name is the whole server.
-const SERVICES: [&str; 3] = ["", "envoy.service.ratelimit.v3.RateLimitService", "envoy.service.auth.v3.Authorization"];
+const SERVICES: [&str; 4] = [
+    "",
+    "envoy.service.ratelimit.v3.RateLimitService",
+    "envoy.service.auth.v3.Authorization",
+    // That of envoyproxy/ratelimit, which checks of it ask for.
+    "ratelimit",
+];
+/// The largest message of a health check, which has the name of a service. It needs no token, so it must not cost memory.
+const MAX_HEALTH_MESSAGE: usize = 1_024;
 
 /// Answers one call.
 pub(super) async fn answer(app: Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> Response {
@@ -74,7 +82,7 @@ async fn call(app: &Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> R
             answered(&ext_authz::check(app, peer, asked).await?)
         }
         // Health checks need no token, as over HTTP.
-        HEALTH => answered(&health(app, &wire::read(body, MAX_MESSAGE).await?)?),
+        HEALTH => answered(&health(app, &wire::read(body, MAX_HEALTH_MESSAGE).await?)?),
         _ => Err(GrpcError::new(GrpcCode::Unimplemented, "this server has no such method")),
     }
 }
@@ -86,7 +94,7 @@ fn answered(message: &impl Message) -> Result<Response, GrpcError> {
 /// Refuses what is no gRPC. A client that expects HTTP gets an HTTP error.
 fn check_protocol<B>(request: &Request<B>) -> Result<(), ApiError> {
     let kind = request.headers().get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-    if !kind.starts_with(b"application/grpc") || kind.starts_with(b"application/grpc-web") {
+    if !is_grpc(kind) {
         let message = "this listener speaks gRPC: send Content-Type: application/grpc, or HTTP requests to --http";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
     }
@@ -95,6 +103,21 @@ fn check_protocol<B>(request: &Request<B>) -> Result<(), ApiError> {
         return Err(ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
     }
     Ok(())
+}
+
+/// Whether a media type is gRPC's, with its message format or parameters. gRPC-Web is another protocol.
+fn is_grpc(kind: &[u8]) -> bool {
+    kind.strip_prefix(b"application/grpc").is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
+}
+
+/// Tells a gRPC client that it has found a listener for HTTP, with an error that it shows; `None` for other clients.
+pub(super) fn misdirected(app: &App, headers: &HeaderMap) -> Option<Response> {
+    headers.get(CONTENT_TYPE).filter(|kind| is_grpc(kind.as_bytes()))?;
+    let message = "this listener speaks HTTP: send gRPC to --grpc";
+    if let Some(left_out) = app.refused.sample(app.desk.now()) {
+        tracing::warn!(left_out, "gRPC call refused: {message}");
+    }
+    Some(GrpcError::new(GrpcCode::Unimplemented, message).into_response())
 }
 
 /// Checks the token of a caller, before anything of its message is read.

@@ -51,7 +51,7 @@ pub(crate) struct Server {
 pub(crate) enum Protocols {
     /// HTTP/1.1, and HTTP/2 for clients that begin with it or choose it in their TLS handshake.
     Http,
-    /// HTTP/2 only.
+    /// HTTP/2 only; a client of HTTP/1.1 is told so.
     Grpc,
     /// That of Redis clients.
     Resp,
@@ -251,8 +251,7 @@ impl Connection {
     /// Serves a connection without TLS, whose protocol its first bytes tell.
     async fn serve_plain(mut self, stream: impl Stream, service: ConnectionService) {
         match self.protocols {
-            Protocols::Http => {}
-            Protocols::Grpc => return self.serve_http2(stream, service).await,
+            Protocols::Http | Protocols::Grpc => {}
             Protocols::Resp => return self.serve_resp(stream, service).await,
         }
         let detected = tokio::select! {
@@ -263,6 +262,11 @@ impl Connection {
             _ = self.stop.wait_for(|stop| *stop) => return,
         };
         match detected {
+            Ok(Ok((Protocol::Http1, stream))) if self.protocols == Protocols::Grpc => {
+                if stream.begins_a_request() {
+                    self.refuse_http1(stream, service).await;
+                }
+            }
             Ok(Ok((Protocol::Http1, stream))) => self.serve_http1(stream, service).await,
             Ok(Ok((Protocol::Http2, stream))) => self.serve_http2(stream, service).await,
             Ok(Err(error)) => tracing::debug!(%error, "connection ended early"),
@@ -303,6 +307,23 @@ impl Connection {
         // After the connection, lingering close included: until then its socket is open and counts.
         drop(peer_slot);
         drop(permit);
+    }
+
+    /// Tells a client of HTTP/1.1 that it has found the listener for gRPC. An answer of HTTP/2 would be no text to it.
+    async fn refuse_http1(self, stream: impl Stream, service: ConnectionService) {
+        service.log_refusal(400, "this listener speaks gRPC (--grpc), and not HTTP/1.1");
+        let message = "this listener speaks gRPC over HTTP/2: send other requests to --http";
+        let body = serde_json::json!({"error": "bad_request", "message": message, "field": null}).to_string();
+        let head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json";
+        let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let mut stream = Lingering::new(stream);
+        stream.refuse();
+        // It fails where the client has closed first.
+        let _ = tokio::time::timeout(self.client_timeout, async {
+            stream.write_all(answer.as_bytes()).await?;
+            stream.shutdown().await
+        })
+        .await;
     }
 
     /// Serves a Redis client.

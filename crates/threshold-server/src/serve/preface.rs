@@ -50,6 +50,13 @@ impl<S: AsyncRead + Unpin> Reread<S> {
     }
 }
 
+impl<S> Reread<S> {
+    /// Whether the first byte may begin a request of HTTP/1.1, and not a TLS handshake or nothing at all.
+    pub(super) fn begins_a_request(&self) -> bool {
+        self.until > 0 && self.first.first().is_some_and(u8::is_ascii_uppercase)
+    }
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for Reread<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();

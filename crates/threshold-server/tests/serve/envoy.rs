@@ -374,7 +374,9 @@ fn callers_need_a_token_and_health_checks_do_not() {
     };
     assert_eq!(health("").unwrap(), ServingStatus::Serving);
     assert_eq!(health("envoy.service.ratelimit.v3.RateLimitService").unwrap(), ServingStatus::Serving);
+    assert_eq!(health("ratelimit").unwrap(), ServingStatus::Serving);
     assert_eq!(health("other").unwrap_err().0, 5);
+    assert_eq!(health(&"o".repeat(2_000)).unwrap_err().0, 8);
 }
 
 /// Woken by: leaving out the checks in `wire::decode`, `wire::read` and `check_protocol`.
@@ -393,8 +395,21 @@ fn what_is_no_grpc_is_refused_and_the_connection_goes_on() {
         assert_eq!(envoy.client.call_bytes(RATE_LIMIT, body).unwrap_err().0, code);
     }
     assert_eq!(envoy.client.call_bytes("/other.Service/Method", vec![0; 5]).unwrap_err().0, 12);
-    let (response, _, body) = envoy.client.send(RATE_LIMIT, &[("content-type", "application/json")], b"{}".to_vec());
-    assert_eq!(response.status(), 415, "{body:?}");
+    for (kind, status) in [
+        ("application/json", 415),
+        ("application/grpc-web", 415),
+        ("application/grpcfoo", 415),
+        ("application/grpc+proto", 200),
+        ("application/grpc;charset=utf-8", 200),
+    ] {
+        let (response, _, body) = envoy.client.send(RATE_LIMIT, &[("content-type", kind)], b"{}".to_vec());
+        assert_eq!(response.status(), status, "{kind}: {body:?}");
+    }
+    // The other listener: the client shows the message of gRPC, and not the body of a 404.
+    let mut http = GrpcClient::connect(envoy.server.place.trim_start_matches("http://").parse().unwrap());
+    http.authority = "localhost";
+    let (code, message) = http.call_bytes(RATE_LIMIT, vec![0; 5]).unwrap_err();
+    assert!(code == 12 && message.contains("--grpc"), "{code} {message}");
     assert_eq!(codes(&envoy.ask(vec![descriptor(&[("x-user", "u1")])])).0, Code::Ok);
 }
 

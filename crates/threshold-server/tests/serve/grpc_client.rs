@@ -28,6 +28,8 @@ pub(crate) const HEALTH: &str = "/grpc.health.v1.Health/Check";
 pub(crate) struct GrpcClient {
     runtime: Runtime,
     sender: SendRequest<Full<Bytes>>,
+    /// The name that it calls the server by.
+    pub(crate) authority: &'static str,
     /// Metadata of every call.
     pub(crate) metadata: Vec<(&'static str, String)>,
 }
@@ -73,7 +75,7 @@ impl GrpcClient {
             tokio::spawn(connection);
             io::Result::Ok(sender)
         })?;
-        Ok(Self { runtime, sender, metadata: Vec::new() })
+        Ok(Self { runtime, sender, authority: "threshold.test", metadata: Vec::new() })
     }
 
     /// Calls a method with a message.
@@ -105,7 +107,7 @@ impl GrpcClient {
         body: Vec<u8>,
     ) -> (Response<()>, Option<HeaderMap>, Bytes) {
         let own = self.metadata.iter().map(|(name, value)| (*name, value.as_str()));
-        let request = Request::post(format!("http://threshold.test{path}"));
+        let request = Request::post(format!("http://{}{path}", self.authority));
         let request =
             own.chain(fields.iter().copied()).fold(request, |request, (name, value)| request.header(name, value));
         let request = request.body(Full::from(body)).unwrap();

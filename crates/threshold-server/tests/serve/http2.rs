@@ -363,17 +363,22 @@ fn a_server_that_stops_tells_its_clients_and_finishes_their_requests() {
     assert!(status.success() && log.contains("stopped") && !log.contains("in progress"), "{log}");
 }
 
-/// Woken by: any protocol but HTTP/2 on `--grpc`.
+/// Woken by: any protocol but HTTP/2 on `--grpc`, leaving out `refuse_http1` or `begins_a_request`.
 #[test]
-fn a_listener_for_grpc_speaks_nothing_else() {
+fn a_listener_for_grpc_speaks_nothing_else_and_says_so() {
     let (server, _policy) = start(&["--grpc", "127.0.0.1:0"]);
-    let line = server.wait_for_log("listening");
-    let at = line.split_once("grpc=").and_then(|(_, rest)| rest.split_once("http://")).unwrap().1;
-    let mut stream = TcpStream::connect(at.split(['"', ' ']).next().unwrap()).unwrap();
+    let address = grpc_address(&server);
+    let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
-    assert!(!answer.starts_with(b"HTTP/1.1"));
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("speaks gRPC"), "{answer}");
+    assert!(server.wait_for_log("request refused").contains("--grpc"));
+    // What is no text gets no answer.
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&[0x16, 3, 1]).unwrap();
+    assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
 }
 
 /// Woken by: an error where the default address is in use, or none where an address is that was asked for.
