@@ -193,9 +193,10 @@ async fn answer(
                 return (used, Pipeline::Closed);
             }
         };
-        used = used.saturating_add(length);
-        if session.execute(decoder.arguments(rest), replies).await == Next::Close {
-            return (used, Pipeline::Closed);
+        match session.execute(decoder.arguments(rest), replies).await {
+            Next::Continue => used = used.saturating_add(length),
+            Next::AfterReplies => break,
+            Next::Close => return (used.saturating_add(length), Pipeline::Closed),
         }
         if replies.bytes.len() >= MAX_REPLIES {
             break;

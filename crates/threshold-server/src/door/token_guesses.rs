@@ -26,6 +26,14 @@ const DELAY: Duration = Duration::from_secs(1);
 /// The most answers that are delayed at once: each of them holds a connection.
 const MAX_DELAYED: usize = 256;
 
+/// How many wrong tokens an address has sent lately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Guesses {
+    Few,
+    /// So many that the answer was delayed.
+    Many,
+}
+
 /// The wrong tokens of each address.
 pub(super) struct TokenGuesses {
     /// Callers and operators are counted separately: many callers share a proxy's address, and one of them with a wrong token
@@ -74,15 +82,15 @@ impl TokenGuesses {
         }
     }
 
-    /// Counts a wrong token of a caller, and waits if there were many. Requests with a valid token are neither delayed nor
+    /// Counts a wrong token of a caller, and waits if there were many, which it returns. Requests with a valid token are neither delayed nor
     /// refused, so that a client who guesses harms no other client with the same address.
     ///
     /// # Errors
     /// 429 if too many answers are being delayed.
-    pub(super) async fn count_for_callers(&self, peer: Option<IpAddr>, app: &App) -> Result<(), ApiError> {
+    pub(super) async fn count_for_callers(&self, peer: Option<IpAddr>, app: &App) -> Result<Guesses, ApiError> {
         let source = source(peer);
         if self.callers.check(&source).allowed {
-            return Ok(());
+            return Ok(Guesses::Few);
         }
         if let Some((ip, left_out)) = self.sample(&source, app) {
             tracing::warn!(ip, left_out, "answers delayed: too many wrong tokens from this address");
@@ -94,7 +102,7 @@ impl TokenGuesses {
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", message));
         };
         tokio::time::sleep(DELAY).await;
-        Ok(())
+        Ok(Guesses::Many)
     }
 
     /// If this event is to be logged, returns its address as logged and the number of earlier events that were not.

@@ -182,20 +182,33 @@ impl Entry {
     }
 }
 
-/// Answers `COMMAND` and its subcommands. Returns whether the subcommand exists.
-pub(super) fn answer(arguments: &Arguments<'_>, replies: &mut Replies) -> bool {
+/// What is wrong with a call of `COMMAND`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mistake {
+    UnknownSubcommand,
+    /// The number of arguments of this subcommand.
+    Count(&'static str),
+    Syntax,
+}
+
+/// Answers `COMMAND` and its subcommands.
+pub(super) fn answer(arguments: &Arguments<'_>, replies: &mut Replies) -> Result<(), Mistake> {
     let Some(subcommand) = arguments.get(1) else {
         replies.array(COMMANDS.len());
         COMMANDS.iter().for_each(|entry| entry.describe(replies));
-        return true;
+        return Ok(());
     };
     let is = |name: &str| subcommand.eq_ignore_ascii_case(name.as_bytes());
     let names_any = arguments.len() > 2;
     if is("COUNT") {
+        if names_any {
+            return Err(Mistake::Count("count"));
+        }
         replies.integer(i64::try_from(COMMANDS.len()).unwrap_or(i64::MAX));
     } else if is("LIST") {
-        replies.array(COMMANDS.len());
-        COMMANDS.iter().for_each(|entry| replies.bulk(entry.name.as_bytes()));
+        let listed = listed(arguments)?;
+        replies.array(listed.len());
+        listed.into_iter().for_each(|entry| replies.bulk(entry.name.as_bytes()));
     } else if is("INFO") && !names_any {
         replies.array(COMMANDS.len());
         COMMANDS.iter().for_each(|entry| entry.describe(replies));
@@ -216,7 +229,45 @@ pub(super) fn answer(arguments: &Arguments<'_>, replies: &mut Replies) -> bool {
         replies.map(named.len());
         named.into_iter().for_each(|entry| entry.document(replies));
     } else {
-        return false;
+        return Err(Mistake::UnknownSubcommand);
     }
-    true
+    Ok(())
+}
+
+/// Returns the commands of `COMMAND LIST`, which may have `FILTERBY`. No command is one of a module, or has a category.
+fn listed(arguments: &Arguments<'_>) -> Result<Vec<&'static Entry>, Mistake> {
+    let is = |place: usize, name: &str| {
+        arguments.get(place).is_some_and(|argument| argument.eq_ignore_ascii_case(name.as_bytes()))
+    };
+    match (arguments.len(), arguments.get(4)) {
+        (2, _) => Ok(COMMANDS.iter().collect()),
+        (5, Some(pattern)) if is(2, "FILTERBY") && is(3, "PATTERN") => {
+            Ok(COMMANDS.iter().filter(|entry| matches(pattern, entry.name.as_bytes())).collect())
+        }
+        (5, _) if is(2, "FILTERBY") && (is(3, "MODULE") || is(3, "ACLCAT")) => Ok(Vec::new()),
+        _ => Err(Mistake::Syntax),
+    }
+}
+
+/// Whether a name matches a pattern with `*` and `?`. It goes back only to the last `*`, so that no pattern takes long.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut left, mut rest) = (pattern, name);
+    let mut last_star: Option<(&[u8], &[u8])> = None;
+    loop {
+        match (left, rest) {
+            ([b'*', after @ ..], _) => {
+                last_star = Some((after, rest));
+                left = after;
+            }
+            ([wanted, after @ ..], [byte, others @ ..]) if *wanted == b'?' || wanted.eq_ignore_ascii_case(byte) => {
+                (left, rest) = (after, others);
+            }
+            ([], []) => return true,
+            _ => {
+                let Some((after, [_, others @ ..])) = last_star else { return false };
+                last_star = Some((after, others));
+                (left, rest) = (after, others);
+            }
+        }
+    }
 }

@@ -179,7 +179,7 @@ fn length(
         return if within.len() < MAX_LENGTH_LINE { Ok(None) } else { Err(too_big) };
     };
     let Some(after) = line.get(end.saturating_add(1)) else { return Ok(None) };
-    let number = integer(line.get(..end).unwrap_or_default()).filter(|_| *after == b'\n').ok_or(invalid)?;
+    let number = plain_integer(line.get(..end).unwrap_or_default()).filter(|_| *after == b'\n').ok_or(invalid)?;
     // The type byte before the line, and CRLF after it.
     Ok(Some((number, at.saturating_add(end).saturating_add(3))))
 }
@@ -209,7 +209,13 @@ fn bulk(input: &[u8], at: usize, trust: Trust) -> Result<Option<Range<usize>>, P
     }
 }
 
-/// Parses a whole number as Redis does: decimal digits, and perhaps a minus.
+/// Parses a whole number as Redis does: one spelling for each, without zeros at the beginning.
+pub(super) fn plain_integer(text: &[u8]) -> Option<i64> {
+    let has_zeros = matches!(text, [b'0', _, ..] | [b'-', b'0', ..]);
+    if has_zeros { None } else { integer(text) }
+}
+
+/// Parses a whole number: decimal digits, and perhaps a minus.
 pub(super) fn integer(text: &[u8]) -> Option<i64> {
     // Most numbers are short, and cannot overflow.
     if text.len() <= 18

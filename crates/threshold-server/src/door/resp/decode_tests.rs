@@ -111,8 +111,7 @@ fn step(place: Place, byte: u8, size: usize, trust: Trust) -> Result<Result<Plac
             }
             let number: i64 = std::str::from_utf8(&line[..end])
                 .ok()
-                .filter(|text| byte == b'\n' && !text.contains('+'))
-                .and_then(|text| text.parse().ok())
+                .and_then(|text| text.parse().ok().filter(|number: &i64| byte == b'\n' && number.to_string() == text))
                 .ok_or(invalid)?;
             match kind {
                 b'*' if number <= 0 => return Ok(Err(vec![])),
@@ -315,6 +314,9 @@ fn bytes_that_are_no_request_get_the_errors_of_redis() {
     let cases = [
         ("*x\r\n", known, "invalid multibulk length"),
         ("*2147483648\r\n", known, "invalid multibulk length"),
+        ("*01\r\n", known, "invalid multibulk length"),
+        ("*-0\r\n", known, "invalid multibulk length"),
+        ("*1\r\n$04\r\n", known, "invalid bulk length"),
         ("*11\r\n", unknown, "unauthenticated multibulk length"),
         ("*00000000000000000000000000000000000", known, "too big mbulk count string"),
         ("*1\r\n:1\r\n", known, "expected '$', got ':'"),

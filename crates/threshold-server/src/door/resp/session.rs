@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use super::catalogue::{self, Command, Entry};
-use super::decode::{Arguments, Trust, integer};
+use super::catalogue::{self, Command, Entry, Mistake};
+use super::decode::{Arguments, Trust, plain_integer};
 use super::reply::{Replies, Version};
 use super::throttle::{LastLimit, Throttle};
 use crate::door::App;
+use crate::door::token_guesses::Guesses;
 
 /// The longest name of a connection, in bytes. Redis has no bound but that of a request.
 const MAX_NAME: usize = 256;
@@ -33,6 +34,8 @@ const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or spec
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     Continue,
+    /// The command was not executed: the replies before it are written first, because its own may be delayed.
+    AfterReplies,
     /// The replies so far are written, and the connection is closed.
     Close,
 }
@@ -80,15 +83,17 @@ impl<'a> Session<'a> {
             return Next::Continue;
         }
         match entry.command {
+            Command::Auth | Command::Hello if !replies.bytes.is_empty() => return Next::AfterReplies,
             Command::Throttle => self.throttle(&arguments, replies).await,
             Command::Auth => return self.auth(&arguments, replies).await,
             Command::Hello => return self.hello(&arguments, replies).await,
             Command::Client => self.client(&arguments, replies),
-            Command::Catalogue => {
-                if !catalogue::answer(&arguments, replies) {
-                    unknown_subcommand(entry.name, &arguments, replies);
-                }
-            }
+            Command::Catalogue => match catalogue::answer(&arguments, replies) {
+                Ok(()) => {}
+                Err(Mistake::UnknownSubcommand) => unknown_subcommand(entry.name, &arguments, replies),
+                Err(Mistake::Count(subcommand)) => wrong_count("command", subcommand, replies),
+                Err(Mistake::Syntax) => replies.error("ERR syntax error"),
+            },
             Command::Echo => replies.bulk(arguments.get(1).unwrap_or_default()),
             Command::Info => replies.verbatim(INFO),
             Command::Ping => match (arguments.get(1), arguments.len()) {
@@ -105,7 +110,7 @@ impl<'a> Session<'a> {
                 replies.version = Version::Resp2;
                 replies.simple("RESET");
             }
-            Command::Select => match integer(arguments.get(1).unwrap_or_default()) {
+            Command::Select => match plain_integer(arguments.get(1).unwrap_or_default()) {
                 Some(0) => replies.simple("OK"),
                 Some(_) => replies.error("ERR DB index is out of range"),
                 None => replies.error("ERR value is not an integer or out of range"),
@@ -156,7 +161,8 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         match self.app.token_guesses.count_for_callers(Some(self.peer), self.app).await {
-            Ok(()) => Err(Refusal::Wrong),
+            Ok(Guesses::Few) => Err(Refusal::Wrong),
+            Ok(Guesses::Many) => Err(Refusal::LastWrong),
             Err(_) => Err(Refusal::TooMany),
         }
     }
@@ -216,12 +222,9 @@ impl<'a> Session<'a> {
             2 if is("GETNAME") && self.name.is_empty() => replies.null(),
             2 if is("GETNAME") => replies.bulk(&self.name),
             2 if is("ID") => replies.integer(self.id),
-            // The name and version of the client's library, which nothing here shows.
-            4 if is("SETINFO") => replies.simple("OK"),
+            4 if is("SETINFO") => set_info(arguments, replies),
             _ => match ["getname", "id", "setinfo", "setname"].into_iter().find(|name| is(name)) {
-                Some(name) => {
-                    replies.error(format_args!("ERR wrong number of arguments for 'client|{name}' command"));
-                }
+                Some(name) => wrong_count("client", name, replies),
                 None => unknown_subcommand("client", arguments, replies),
             },
         }
@@ -263,6 +266,8 @@ impl<'a> Session<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusal {
     Wrong,
+    /// One of many, after which the client has to connect again.
+    LastWrong,
     TooMany,
 }
 
@@ -272,6 +277,11 @@ impl Refusal {
             Self::Wrong => {
                 replies.error(WRONG_PASSWORD);
                 Next::Continue
+            }
+            // A pipeline of guesses would keep the connection busy for a second each.
+            Self::LastWrong => {
+                replies.error(WRONG_PASSWORD);
+                Next::Close
             }
             Self::TooMany => {
                 replies.error("ERR too many wrong tokens");
@@ -294,7 +304,7 @@ impl<'a> Hello<'a> {
     fn read(arguments: &Arguments<'a>) -> Result<Self, String> {
         let mut hello = Self::default();
         let Some(version) = arguments.get(1) else { return Ok(hello) };
-        hello.version = match integer(version) {
+        hello.version = match plain_integer(version) {
             Some(2) => Some(Version::Resp2),
             Some(3) => Some(Version::Resp3),
             Some(_) => return Err("NOPROTO unsupported protocol version".to_owned()),
@@ -316,6 +326,24 @@ impl<'a> Hello<'a> {
         }
         Ok(hello)
     }
+}
+
+/// Accepts the name and version of the client's library, which nothing here shows.
+fn set_info(arguments: &Arguments<'_>, replies: &mut Replies) {
+    let [option, value] = [2, 3].map(|place| arguments.get(place).unwrap_or_default());
+    let is_known = ["lib-name", "lib-ver"].into_iter().any(|name| option.eq_ignore_ascii_case(name.as_bytes()));
+    let shown = shown(option, MAX_QUOTED);
+    if !is_known {
+        replies.error(format_args!("ERR Unrecognized option '{shown}'"));
+    } else if !value.iter().all(u8::is_ascii_graphic) {
+        replies.error(format_args!("ERR {shown} cannot contain spaces, newlines or special characters."));
+    } else {
+        replies.simple("OK");
+    }
+}
+
+fn wrong_count(command: &str, subcommand: &str, replies: &mut Replies) {
+    replies.error(format_args!("ERR wrong number of arguments for '{command}|{subcommand}' command"));
 }
 
 fn unknown_subcommand(command: &str, arguments: &Arguments<'_>, replies: &mut Replies) {

@@ -250,10 +250,23 @@ fn clients_get_the_replies_of_redis() {
             ("CLIENT GETNAME", "$2\r\nme"),
             ("CLIENT SETNAME \"a b\"", "-ERR Client names cannot contain spaces, newlines or special characters."),
             ("CLIENT SETINFO lib-name test", "+OK"),
+            ("CLIENT SETINFO LIB-VER 1.0", "+OK"),
+            ("CLIENT SETINFO other test", "-ERR Unrecognized option 'other'"),
+            (
+                "CLIENT SETINFO lib-name \"a\\nb\"",
+                "-ERR lib-name cannot contain spaces, newlines or special characters.",
+            ),
+            ("CLIENT SETINFO lib-name", "-ERR wrong number of arguments for 'client|setinfo' command"),
             ("CLIENT ID", ":1"),
             ("CLIENT LIST", "-ERR unknown subcommand 'LIST'. Try CLIENT HELP."),
             ("CLIENT ID x", "-ERR wrong number of arguments for 'client|id' command"),
             ("COMMAND COUNT", ":11"),
+            ("COMMAND COUNT x", "-ERR wrong number of arguments for 'command|count' command"),
+            ("COMMAND LIST x", "-ERR syntax error"),
+            ("COMMAND LIST FILTERBY x y", "-ERR syntax error"),
+            ("COMMAND LIST FILTERBY MODULE x", "*0"),
+            ("COMMAND LIST FILTERBY PATTERN *e*t", "*3\r\n$6\r\nclient\r\n$5\r\nreset\r\n$6\r\nselect"),
+            ("COMMAND LIST FILTERBY pattern PIN?", "*1\r\n$4\r\nping"),
             ("COMMAND DOCS nothing", "%0"),
             ("COMMAND INFO nothing", "*1\r\n_"),
             ("COMMAND X", "-ERR unknown subcommand 'X'. Try COMMAND HELP."),
@@ -314,6 +327,25 @@ async fn guessed_tokens_are_counted_and_delayed() {
     assert_eq!(before.elapsed(), Duration::from_secs(1));
     assert_eq!(talk(&door, &[b"AUTH a-caller-token-1\r\n"]).await, "+OK\r\n");
     assert_eq!(before.elapsed(), Duration::from_secs(1));
+}
+
+/// A pipeline of 50 guesses once had no reply for 40 seconds.
+///
+/// Woken by: leaving out `AfterReplies`, or `LastWrong`.
+#[tokio::test(start_paused = true)]
+async fn a_pipeline_of_guesses_is_answered_until_one_is_delayed() {
+    let (door, _) = door_at(Tokens::of_callers(TOKEN));
+    let before = Instant::now();
+    let (mut client, _stop, serving) = connect(&door);
+    client.write_all(&b"AUTH wrong\r\n".repeat(50)).await.unwrap();
+    let reply = b"-WRONGPASS invalid username-password pair or user is disabled.\r\n";
+    let mut replies = reply.repeat(10);
+    client.read_exact(&mut replies).await.unwrap();
+    assert_eq!((before.elapsed(), &replies), (Duration::ZERO, &reply.repeat(10)));
+    replies.clear();
+    client.read_to_end(&mut replies).await.unwrap();
+    assert_eq!((before.elapsed(), &replies[..]), (Duration::from_secs(1), &reply[..]));
+    assert_eq!(serving.await.unwrap().unwrap(), Ended::Refused);
 }
 
 /// A page made a browser send commands to Redis as the body of a request (cross-protocol scripting).
