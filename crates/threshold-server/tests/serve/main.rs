@@ -23,6 +23,7 @@ mod deploy;
 mod digests;
 mod disk;
 mod envoy;
+mod envoy_import;
 mod envoy_state;
 mod events;
 mod forward_auth;
