@@ -159,6 +159,10 @@ fn node(file: DescriptorFile, above: &[&str]) -> Result<Node, ImportError> {
     if key.is_empty() {
         return Err(ImportError::new(line, "the key is empty"));
     }
+    if key.contains('*') {
+        let message = format!("the key \"{key}\": there, a star in it stands for other keys too");
+        return Err(ImportError::new(line, message));
+    }
     if let Some(quota) = file.quota_mode.filter(|quota| quota.value) {
         return Err(ImportError::new(quota.referenced.line(), "quota_mode: every limit of a policy denies by itself"));
     }

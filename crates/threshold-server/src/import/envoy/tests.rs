@@ -282,6 +282,7 @@ fn what_a_policy_cannot_express_is_an_error_with_its_line() {
         ),
         ("domain: d\ndescriptors:\n- key: a\n  rate_limits: 1\n".to_owned(), "x.yaml:4: unknown field `rate_limits`"),
         ("domain: a*\n".to_owned(), "x.yaml:1: the domain \"a*\": a pattern"),
+        (format!("domain: d\ndescriptors:\n- {{key: a*, {limit}}}\n"), "x.yaml:3: the key \"a*\""),
         // Words of types were shown for these.
         ("domain: d\ndescriptors:\n- key: ~\n".to_owned(), "x.yaml:3: a text is missing"),
         ("domain:\n".to_owned(), "x.yaml:1: a text is missing"),
