@@ -5,6 +5,7 @@ mod decide;
 mod escalations;
 mod reading;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -195,18 +196,20 @@ impl Decision {
 
     /// Returns the decision as if it were made after its delay, for an answer whose request another program delays: the figures of its
     /// arrival would reveal the delay.
-    pub fn after_delay(&self) -> Self {
-        let mut later = self.clone();
+    #[must_use]
+    pub fn after_delay(&self) -> Cow<'_, Self> {
+        // Nearly every decision has none, and a copy is kilobytes.
         if self.delay.is_zero() {
-            return later;
+            return Cow::Borrowed(self);
         }
+        let mut later = self.clone();
         later.at = self.at.plus(self.delay);
         for reading in later.readings.iter_mut() {
             // `Timestamp::MAX`, which is never, stays.
             (reading.resets, reading.ready) = (reading.resets.plus(self.delay), reading.ready.plus(self.delay));
         }
         later.ready_at = self.ready_at.map(|ready| ready.plus(self.delay));
-        later
+        Cow::Owned(later)
     }
 
     /// Returns, for a denial, the time until a retry may succeed; `None` if the request is allowed or never will be.
