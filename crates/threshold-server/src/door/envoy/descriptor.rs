@@ -201,12 +201,12 @@ mod tests {
         );
     }
 
-    /// Woken by: leaving out `is_complete` in any of the three places.
+    /// Woken by: leaving out `is_complete` or `EMPTY`, or an empty name that is none.
     #[test]
-    fn an_entry_without_a_value_that_can_be_counted_leaves_the_descriptor_incomplete() {
+    fn an_empty_value_is_kept_and_what_is_no_address_leaves_the_descriptor_incomplete() {
         check(&[("remote_address", "pipe")], false, &[("domain", "edge")]);
-        check(&[("x-user", "")], false, &[("domain", "edge")]);
-        check(&[("other", "")], false, &[("domain", "edge"), ("other", "")]);
+        check(&[("x-user", "")], true, &[("user", ""), ("domain", "edge")]);
+        check(&[("other", "")], true, &[("domain", "edge"), ("other", "(empty)")]);
         check(&[("noise", "")], true, &[("domain", "edge")]);
     }
 }

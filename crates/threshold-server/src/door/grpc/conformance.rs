@@ -13,6 +13,7 @@ use super::proto::{
     Address, AttributeContext, AttributeRequest, CheckRequest, CheckResponse, Code, Entry, HeaderMap, HeaderValue,
     HttpRequest, HttpResponse, Peer, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, SocketAddress,
 };
+use crate::door::ext_authz::DELAY;
 use crate::door::test_server::{TestServer, vectors};
 use grpc_client::{AUTHORIZATION_CHECK, GrpcClient, RATE_LIMIT};
 
@@ -71,6 +72,16 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
+/// Returns the fields as they were without the delay, after which Envoy's client sees them: core does not know who waits. In the
+/// vectors, limits reset at whole seconds.
+fn before_delay(mut fields: Vec<(String, String)>, delay: Option<&HeaderValue>) -> Vec<(String, String)> {
+    let delay = delay.map_or(0, |delay| delay.value.parse::<u64>().unwrap().div_ceil(1_000));
+    for (_, value) in fields.iter_mut().filter(|(name, _)| delay > 0 && name == "x-ratelimit-reset") {
+        *value = (value.parse::<u64>().unwrap() - delay).to_string();
+    }
+    fields
+}
+
 /// Envoy's rate limit service.
 struct RateLimitDoor(GrpcDoor);
 
@@ -120,7 +131,8 @@ impl ClientDoor for RateLimitDoor {
         let answer = answer.map_err(|(code, message)| format!("{code}: {message}"))?;
         assert_eq!((answer.statuses.len(), answer.statuses[0].code), (1, answer.overall_code));
         let headers = answer.response_headers_to_add.iter().map(|header| (header.key.clone(), header.value.clone()));
-        let headers: Vec<(String, String)> = headers.collect();
+        let delay = answer.request_headers_to_add.iter().find(|header| header.key == DELAY.as_str());
+        let headers = before_delay(headers.collect(), delay);
         let body = String::from_utf8(answer.raw_body.clone()).unwrap();
         Ok(vectors::answer(self.status(&answer, &body), &headers, &body))
     }
@@ -230,14 +242,16 @@ impl ClientDoor for AuthorizationDoor {
         let request = CheckRequest { attributes: Some(AttributeContext { source, request }) };
         let answer: Result<CheckResponse, _> = self.0.client().call(AUTHORIZATION_CHECK, &request);
         let answer = answer.map_err(|(code, message)| format!("{code}: {message}"))?;
-        let (status, options, body) = match answer.http_response.ok_or("no response")? {
-            HttpResponse::Ok(ok) => (200, ok.response_headers_to_add, String::new()),
+        let (status, options, body, told) = match answer.http_response.ok_or("no response")? {
+            HttpResponse::Ok(ok) => (200, ok.response_headers_to_add, String::new(), ok.headers),
             HttpResponse::Denied(denied) | HttpResponse::Error(denied) => {
-                (u16::try_from(denied.status.ok_or("no status")?.code).unwrap(), denied.headers, denied.body)
+                let status = u16::try_from(denied.status.ok_or("no status")?.code).unwrap();
+                (status, denied.headers, denied.body, Vec::new())
             }
         };
         let headers = options.into_iter().filter_map(|option| option.header).map(|header| (header.key, header.value));
-        Ok(vectors::answer(status, &headers.collect::<Vec<_>>(), &body))
+        let delay = told.into_iter().filter_map(|option| option.header).find(|header| header.key == DELAY.as_str());
+        Ok(vectors::answer(status, &before_delay(headers.collect(), delay.as_ref()), &body))
     }
 }
 
