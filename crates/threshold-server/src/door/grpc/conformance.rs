@@ -77,7 +77,7 @@ fn text(value: &Value) -> String {
 fn before_delay(mut fields: Vec<(String, String)>, delay: Option<&HeaderValue>) -> Vec<(String, String)> {
     let delay = delay.map_or(0, |delay| delay.value.parse::<u64>().unwrap().div_ceil(1_000));
     for (_, value) in fields.iter_mut().filter(|(name, _)| delay > 0 && name == "x-ratelimit-reset") {
-        *value = (value.parse::<u64>().unwrap() - delay).to_string();
+        *value = value.parse::<u64>().unwrap().saturating_sub(delay).to_string();
     }
     fields
 }
