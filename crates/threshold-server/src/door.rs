@@ -71,6 +71,7 @@ use crate::signals::sinks::Sinks;
 use crate::signals::{Signals, database::EventDatabase};
 use answer_memory::AnswerMemory;
 pub(crate) use error::ApiError;
+pub(crate) use grpc::GrpcCode;
 pub(crate) use health::{Health, Problem};
 pub(crate) use hosts::{HostName, Hosts};
 use request_ids::RequestIds;

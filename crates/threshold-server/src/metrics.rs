@@ -20,6 +20,8 @@ use threshold_core::alert::AlertLevel;
 use threshold_core::policy::AlertOn;
 use threshold_limiter::Observer;
 
+use crate::door::GrpcCode;
+
 pub(crate) use text_format::in_text_format;
 
 /// All metrics of one server.
@@ -105,6 +107,10 @@ impl Metrics {
         // A store in memory always answers, and a shared one has answered when the server starts.
         metrics.store_up.set(1);
         metrics.set_alerts(|_, _| 0);
+        // From the start, because a rise from nothing is none to Prometheus.
+        for code in GrpcCode::ALL {
+            let _ = metrics.grpc_errors.get_or_create(&GrpcLabels { code: code.name() });
+        }
         metrics.registered()
     }
 
@@ -207,8 +213,8 @@ impl Metrics {
     }
 
     /// Counts a gRPC call that was answered with an error.
-    pub(crate) fn count_grpc_error(&self, code: &'static str) {
-        self.grpc_errors.get_or_create(&GrpcLabels { code }).inc();
+    pub(crate) fn count_grpc_error(&self, code: GrpcCode) {
+        self.grpc_errors.get_or_create(&GrpcLabels { code: code.name() }).inc();
     }
 
     /// Sets whether a file that has changed could not be loaded.

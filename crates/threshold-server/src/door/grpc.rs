@@ -21,7 +21,8 @@ use prost::Message;
 use super::{ApiError, App, envoy, ext_authz};
 use crate::log::shown_address;
 use proto::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
-pub(super) use wire::{GrpcCode, GrpcError};
+pub(crate) use wire::GrpcCode;
+pub(super) use wire::GrpcError;
 
 /// The largest message: each of 16 descriptors may have the largest headers that Envoy accepts, 60 KiB by default. Envoy would let a
 /// request through whose message is too large, and its client chooses how large.
@@ -59,7 +60,7 @@ pub(super) async fn answer(app: Arc<App>, peer: SocketAddr, request: Request<Inc
 
 /// Counts and logs an error: Envoy lets the request through that it asked about, unless it is told otherwise.
 fn report(app: &App, peer: SocketAddr, method: &str, error: &GrpcError) {
-    app.desk.metrics.count_grpc_error(error.code.name());
+    app.desk.metrics.count_grpc_error(error.code);
     if let Some(left_out) = app.refused.sample(app.desk.now()) {
         let peer = shown_address(peer.ip(), &app.desk.policy());
         // A client may name any method, and none of ours is longer.

@@ -52,6 +52,7 @@ fn shell(command: &str, folder: &Path) -> Command {
 struct Server {
     child: Child,
     address: String,
+    grpc: String,
 }
 
 impl Server {
@@ -76,7 +77,7 @@ impl Server {
         let shown =
             |line: &String| line.replace(&address, ADDRESS).replace(&grpc, GRPC_ADDRESS).replace(&resp, RESP_ADDRESS);
         let printed = printed.iter().map(shown).collect();
-        (Self { child, address }, printed)
+        (Self { child, address, grpc }, printed)
     }
 }
 

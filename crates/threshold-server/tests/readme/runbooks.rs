@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::console::{self, Shown};
-use crate::{ADDRESS, Server, read, root, run, scratch};
+use crate::{ADDRESS, GRPC_ADDRESS, Server, read, root, run, scratch};
 
 const POLICY: &str = include_str!("runbooks/policy.toml");
 
@@ -124,6 +124,12 @@ const RUNBOOKS: &[Runbook] = &[
         ..Runbook::new("memory-full", "")
     },
     Runbook::new("clock", ""),
+    Runbook {
+        prepare: "for call in 1 2 3 4 5 6 7 8 9 10 11 12; do
+                    curl -sS -o answer.out --http2-prior-knowledge -H 'content-type: application/grpc' -X POST \
+                      http://127.0.0.1:8081/other.Service/Call; done",
+        ..Runbook::new("envoy-errors", "")
+    },
     Runbook { serve: "threshold serve policy.toml --events-to jsonl:events.jsonl", ..Runbook::new("events-lost", "") },
 ];
 
@@ -170,7 +176,8 @@ impl Runbook {
         let local = |text: &str| text.replace("6379", &redis_port);
         let script = |text: &str, server: Option<&Server>| {
             let text = local(&format!("{FUNCTIONS}{text}"));
-            let text = server.map_or(text.clone(), |server| text.replace(ADDRESS, &server.address));
+            let own = |server: &Server| text.replace(ADDRESS, &server.address).replace(GRPC_ADDRESS, &server.grpc);
+            let text = server.map_or(text.clone(), own);
             let printed = run(&text, &folder, server);
             assert_eq!(printed, Vec::<String>::new(), "{}: {text}", self.name);
         };

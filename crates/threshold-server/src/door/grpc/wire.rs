@@ -36,6 +36,18 @@ pub(crate) enum GrpcCode {
 }
 
 impl GrpcCode {
+    /// All of them.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::InvalidArgument,
+        Self::DeadlineExceeded,
+        Self::NotFound,
+        Self::ResourceExhausted,
+        Self::Unimplemented,
+        Self::Internal,
+        Self::Unavailable,
+        Self::Unauthenticated,
+    ];
+
     /// Returns the name in metrics and logs.
     pub(crate) const fn name(self) -> &'static str {
         match self {
