@@ -92,6 +92,30 @@ impl Reading {
         }
     }
 
+    /// Returns `resets` as it would be if the request came at `later`, and nothing else were charged meanwhile: a window of the clock
+    /// ends when it ends, and what this request has charged counts from its own time.
+    pub(super) fn resets_if_decided(&self, at: Timestamp, later: Timestamp) -> Timestamp {
+        let Some(resets) = self.resets() else { return self.resets };
+        let own = resets.since(at);
+        // Whether only this request is counted.
+        let is_alone =
+            self.remaining.saturating_add(self.cost) >= if self.bucket > 0 { self.bucket } else { self.limit };
+        if self.bucket > 0 {
+            let refill = if is_alone { own } else { self.refill_time(self.cost) };
+            return resets.max(later.plus(refill));
+        }
+        if resets == clock_window_end(self.period, at) {
+            return clock_window_end(self.period, later);
+        }
+        // A log keeps the time of a charge. A window in parts keeps the part, which mostly is the same after the delay.
+        match (is_alone && own == self.period, resets > later) {
+            (true, _) => later.plus(own),
+            (false, true) => resets,
+            // What was charged before has expired by then.
+            (false, false) => later.plus(self.period),
+        }
+    }
+
     /// Returns how long `units` take to refill.
     fn refill_time(&self, units: u64) -> Span {
         let micros = u128::from(units).saturating_mul(u128::from(self.period.micros()));

@@ -43,10 +43,16 @@ pub(super) async fn should_rate_limit(
     for (index, (descriptor, (described, pairs))) in
         asked.descriptors.iter().zip(described.iter().zip(&pairs)).enumerate()
     {
+        // Envoy sends a descriptor without entries where an optional header is absent. No rule is about it.
+        if descriptor.entries.is_empty() {
+            let facts = Facts { cost: Some(0), trace, ..Facts::default() };
+            requests.push(JointRequest { facts, skips_missing: true, rate: None });
+            continue;
+        }
         let hits = hits(asked, descriptor);
         let rate = descriptor.limit.filter(|_| domain.overrides).map(|limit| rate(limit, index)).transpose()?;
         let facts = Facts { facts: pairs, cost: Some(hits), trace, ..described.facts };
-        let mut request = JointRequest { facts, skips_missing: described.is_complete, rate };
+        let mut request = JointRequest { facts, skips_missing: true, rate };
         if descriptor.is_negative_hits && hits > 0 {
             check_negative(index, domain)?;
             credits.push(request);
@@ -57,7 +63,17 @@ pub(super) async fn should_rate_limit(
     }
     let deadline = store_deadline(metadata.get("grpc-timeout"), app.bounds.envoy_deadline);
     let decided = app.desk.decide_jointly(&policy, domain.verb, &requests, deadline).await;
-    let decided = decided.map_err(|error| refusal(&error))?;
+    let decided = match decided {
+        Ok(decided) => decided,
+        // A client chooses how many of its optional headers Envoy asks about, and Envoy lets through what is an error.
+        Err(JointError::TooManyRules) if domain.verb != Verb::Record => {
+            if let Some(left_out) = app.refused.sample(app.desk.now()) {
+                tracing::warn!(domain = asked.domain, limits = MAX_CHARGES, trace_id = %trace, left_out, "request over its limits: its descriptors meet more than one request is charged");
+            }
+            return Ok(response::too_many(&policy, requests.len(), trace));
+        }
+        Err(error) => return Err(refusal(&error)),
+    };
     if let Some((descriptor, reason)) = decided.unplanned.first()
         && let Some(left_out) = app.refused.sample(app.desk.now())
     {
@@ -89,9 +105,6 @@ fn check_size(asked: &RateLimitRequest) -> Result<(), GrpcError> {
         }
     }
     for (index, descriptor) in asked.descriptors.iter().enumerate() {
-        if descriptor.entries.is_empty() {
-            return Err(GrpcError::invalid(format!("descriptors[{index}]: a descriptor has at least one entry")));
-        }
         if descriptor.entries.len() > MAX_ENTRIES {
             let message = format!(
                 "descriptors[{index}]: a descriptor has at most {MAX_ENTRIES} entries, this one has {}",

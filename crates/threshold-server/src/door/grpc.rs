@@ -24,9 +24,9 @@ use proto::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
 pub(crate) use wire::GrpcCode;
 pub(super) use wire::GrpcError;
 
-/// The largest message: each of 16 descriptors may have the largest headers that Envoy accepts, 60 KiB by default. Envoy would let a
-/// request through whose message is too large, and its client chooses how large.
-const MAX_MESSAGE: usize = 1 << 20;
+/// The largest message, as in other servers of gRPC: 16 descriptors may have the largest headers that Envoy accepts each, 60 KiB by
+/// default, and external authorization may have a body. Envoy may let a request through whose message is too large.
+const MAX_MESSAGE: usize = 4 << 20;
 
 const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const AUTHORIZATION_CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";

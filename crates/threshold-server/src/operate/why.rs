@@ -13,7 +13,8 @@ use super::{columns, millis, moment, shown};
 pub(super) const NOT_FOUND: &str = "\
 no event has this trace id
 The request was allowed (denials, warnings and strikes are recorded, others with --events-sample), or is counted in an event of equal ones (above 1,000 in a \
-second), or its event was deleted (--events-keep, --events-size) or is on another server.
+second), or its event was deleted (--events-keep, --events-size) or is on another server. \
+A request that could not be counted, such as one whose cost is above its limit, is in the log only.
 If the request was allowed and took seconds, its caller may be shadow banned: threshold subject user NAME shows that.
 ";
 

@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::address::Listener;
 use super::connection_watch::{ConnectionWatch, Socket, WatchedStream};
-use super::http2::{self, Requests, RequestsInProgress};
+use super::http2::{self, ClientBounds, Requests, RequestsInProgress};
 use super::linger::Lingering;
 use super::peers::{Exempt, PeerConnections, PeerSlot};
 use super::preface::{Protocol, Reread};
@@ -67,7 +67,9 @@ impl Server {
         let graceful = GracefulShutdown::new();
         let requests = RequestsInProgress::new(bounds.requests);
         // One watch for each connection: a waiting request must not make others poll their sockets.
-        let service_for = |peer| ConnectionService { doors: doors.clone(), peer, watch: ConnectionWatch::default() };
+        let client = if protocols == Protocols::Grpc { ClientBounds::PROXY } else { ClientBounds::CLIENT };
+        let service_for =
+            |peer| ConnectionService { doors: doors.clone(), peer, watch: ConnectionWatch::default(), bounds: client };
         loop {
             // A permit is acquired before `accept`, so that further connections wait in the kernel's backlog.
             let permit = tokio::select! {
@@ -174,6 +176,7 @@ pub(super) struct ConnectionService {
     doors: Doors,
     peer: SocketAddr,
     watch: ConnectionWatch,
+    bounds: ClientBounds,
 }
 
 impl ConnectionService {
@@ -193,9 +196,10 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         // hyper's bound is on its read buffer, which a pipelined request may have grown before; for HTTP/2 it has none on fields.
-        if head_bytes(&request) > MAX_HEAD || request.headers().len() > MAX_HEADERS {
+        let max_head = self.bounds.head;
+        if head_bytes(&request) > max_head || request.headers().len() > MAX_HEADERS {
             log_large_head(&self.doors, self.peer.ip());
-            let message = format!("the head of a request has at most {MAX_HEAD} bytes and {MAX_HEADERS} header fields");
+            let message = format!("the head of a request has at most {max_head} bytes and {MAX_HEADERS} header fields");
             let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
             return Answering::refusing(ApiError::new(status, "headers_too_large", message));
         }
@@ -280,7 +284,8 @@ impl Connection {
         let mut stream = TimeoutStream::new(if protocols == Protocols::Grpc { stream.copied() } else { stream });
         stream.set_write_timeout(Some(client_timeout));
         let requests = Requests::new(requests, peer_slot.as_ref().and_then(|slot| slot.requests.clone()));
-        http2::serve(Box::pin(stream), service, requests, client_timeout, stop).await;
+        let bounds = (service.bounds, client_timeout);
+        http2::serve(Box::pin(stream), service, requests, bounds, stop).await;
         // A drain waits for the watcher.
         drop((peer_slot, permit, watcher));
     }

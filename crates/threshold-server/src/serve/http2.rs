@@ -26,11 +26,6 @@ use stalled::StreamExecutor;
 
 /// The most requests at once on one connection. Envoy opens another connection when it needs more.
 const MAX_STREAMS: u32 = 256;
-/// The most streams that a client may reset before they are served (rapid reset): then the connection ends. What it resets later
-/// has cost no more than a request that is read to its end.
-const MAX_PENDING_RESETS: usize = 32;
-/// The most streams that end by an error of the client; then the connection ends.
-const MAX_ERROR_RESETS: usize = 128;
 /// How much of a body is accepted before it is read: as much as a small request needs, for each of the streams.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
@@ -38,6 +33,26 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 const MAX_FRAME: u32 = 16 << 10;
 /// How much of an answer waits in memory for its client.
 const MAX_SEND_BUFFER: usize = 64 << 10;
+
+/// What a client may do on one connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ClientBounds {
+    /// The most streams that it may reset before they are served (rapid reset): then the connection ends. What it resets later has cost
+    /// no more than a request that is read to its end.
+    pending_resets: usize,
+    /// The most streams that end by an error of the client; then the connection ends.
+    error_resets: usize,
+    /// The largest head of a request, in bytes.
+    pub(super) head: usize,
+}
+
+impl ClientBounds {
+    /// One client.
+    pub(super) const CLIENT: Self = Self { pending_resets: 32, error_resets: 128, head: MAX_HEAD };
+    /// A proxy, which brings the requests of many clients over one connection, and lets them through when it ends: it passes on resets,
+    /// and copies fields such as `tracestate`, up to 60 KiB by default, into its own requests.
+    pub(super) const PROXY: Self = Self { pending_resets: 10_000, error_resets: 10_000, head: 128 << 10 };
+}
 
 /// How often a connection is looked at in the time that its client may be silent.
 const LOOKS: u32 = 4;
@@ -73,7 +88,7 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     service: ConnectionService,
     requests: Requests,
-    client_timeout: Duration,
+    (bounds, client_timeout): (ClientBounds, Duration),
     mut stop: watch::Receiver<bool>,
 ) {
     let requests = Arc::new(requests);
@@ -83,10 +98,10 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         http2::Builder::new(StreamExecutor { client_timeout })
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
-            .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-            .max_local_error_reset_streams(MAX_ERROR_RESETS)
+            .max_pending_accept_reset_streams(bounds.pending_resets)
+            .max_local_error_reset_streams(bounds.error_resets)
             // HPACK counts 32 bytes more for each field than a head of HTTP/1.1 has, so this is the smaller bound.
-            .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
+            .max_header_list_size(u32::try_from(bounds.head).unwrap_or(u32::MAX))
             .max_frame_size(MAX_FRAME)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)

@@ -176,7 +176,7 @@ fn a_cost_that_never_fits_is_over_the_limit_of_its_descriptor() {
     assert_eq!(codes(&answer).0, Code::OverLimit);
 }
 
-/// Woken by: `skips_missing: true` for descriptors that are not complete, or `false` for those that are.
+/// Woken by: `skips_missing: false`, leaving out `names_empty` or `NO_ADDRESS`.
 #[test]
 fn a_descriptor_is_limited_by_what_it_tells_and_not_by_what_it_does_not() {
     let mut envoy = Envoy::start(POLICY);
@@ -185,9 +185,14 @@ fn a_descriptor_is_limited_by_what_it_tells_and_not_by_what_it_does_not() {
         assert_eq!(codes(&envoy.ask(vec![descriptor(&[("other", "o")])])), (Code::Ok, vec![(Code::Ok, 0)]));
     }
     // An empty user is a client's doing. It denies where a rule needs it, and nothing else.
-    for empty in [descriptor(&[("x-user", "")]), descriptor(&[("remote_address", "no address")])] {
-        assert_eq!(codes(&envoy.ask(vec![empty])), (Code::OverLimit, vec![(Code::OverLimit, 0)]));
-    }
+    assert_eq!(codes(&envoy.ask(vec![descriptor(&[("x-user", "")])])), (Code::OverLimit, vec![(Code::OverLimit, 0)]));
+    // All that is no address is counted as one.
+    let left = ["no address", "", "pipe"]
+        .map(|value| codes(&envoy.ask(vec![descriptor(&[("remote_address", value)])])).1[0].1);
+    assert_eq!(left, [4, 3, 2]);
+    // Without entries it says nothing, and the others are counted.
+    let answer = envoy.ask(vec![descriptor(&[]), descriptor(&[("remote_address", "192.0.2.1")])]);
+    assert_eq!(codes(&answer), (Code::Ok, vec![(Code::Ok, 0), (Code::Ok, 4)]));
     assert!(envoy.server.wait_for_log("cannot be counted").contains("user"));
     assert_eq!(codes(&envoy.ask(vec![descriptor(&[(":path", "")])])).0, Code::Ok);
     // It discloses no figures, and its period has no name in Envoy's protocol.
@@ -243,7 +248,6 @@ fn what_cannot_be_decided_is_an_error_that_says_what_and_where() {
     let address = || descriptor(&[("remote_address", "192.0.2.1")]);
     refused("", vec![address()], "domain");
     refused("edge", vec![], "at least one");
-    refused("edge", vec![address(), descriptor(&[])], "descriptors[1]");
     refused("edge", vec![descriptor(&[("a", "b"), ("", "c")])], "descriptors[0].entries[1]");
     let many: Vec<_> = (0..17).map(|n| descriptor(&[("other", &n.to_string())])).collect();
     refused("edge", many, "at most 16, this one has 17");
@@ -390,7 +394,7 @@ fn what_is_no_grpc_is_refused_and_the_connection_goes_on() {
         (vec![0, 0, 0, 0, 9, 1], 3),
         (vec![0, 0, 0, 0, 1, 1, 1], 3),
         (vec![0, 0, 0, 0, 2, 0x0a, 0xff], 3),
-        (vec![0; 1100 << 10], 8),
+        (vec![0; 4200 << 10], 8),
     ] {
         assert_eq!(envoy.client.call_bytes(RATE_LIMIT, body).unwrap_err().0, code);
     }
@@ -483,4 +487,24 @@ fn the_announced_length_of_a_body_is_charged() {
         matches!(envoy.check("192.0.2.1", http).http_response, Some(HttpResponse::Ok(_)))
     };
     assert_eq!([post(0, "300"), post(-1, "300"), post(300, ""), post(0, "300")], [true, true, true, false]);
+}
+
+/// A client that sends every optional header must not get more than one that sends a few. Woken by: an error in place of `too_many`.
+#[test]
+fn more_limits_than_one_request_is_charged_are_a_denial() {
+    let rule = |n: usize| {
+        format!(
+            "[[rule]]\nname = 'r{n}'\nlayer = 'edge'\nmatch = {{ fact.k{n} = '**' }}\nper = ['fact:k{n}']\nlimit = '5/h'\n"
+        )
+    };
+    let twice = |n: usize| rule(n) + &rule(n).replace(&format!("name = 'r{n}'"), &format!("name = 's{n}'"));
+    let mut envoy = Envoy::start(&(0..9).map(twice).collect::<String>());
+    let mut ask = |count: usize| {
+        let keys: Vec<String> = (0..count).map(|n| format!("k{n}")).collect();
+        let answer = envoy.ask(keys.iter().map(|key| descriptor(&[(key, "v")])).collect());
+        assert_eq!(answer.statuses.len(), count);
+        (answer.overall_code(), answer.statuses.iter().all(|status| status.code() == answer.overall_code()))
+    };
+    assert_eq!((ask(8), ask(9)), ((Code::Ok, true), (Code::OverLimit, true)));
+    assert!(envoy.server.wait_for_log("meet more than").contains("limits=16"));
 }

@@ -157,8 +157,9 @@ fn both_versions_are_spoken_on_one_port_with_tls_and_without() {
     let list = format!("[{}]", vec![body; 900].join(","));
     let answer = curl(&["--http2-prior-knowledge", "-d", &list, &check]);
     assert!(answer.ends_with(" 2 200") && answer.matches("allowed").count() >= 900);
-    // The name of another host is refused in HTTP/2 too.
-    let other = curl(&["--http2-prior-knowledge", "-H", "Host: evil.example", "-d", body, &check]);
+    // The name of another host is refused in HTTP/2 too. Without a body: a stream that is refused before its body has come is reset
+    // after the answer (RFC 9113, section 8.1), and curl 7.88 then loses the answer now and then.
+    let other = curl(&["--http2-prior-knowledge", "-H", "Host: evil.example", &check]);
     assert!(other.ends_with(" 2 403"), "{other}");
 
     let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -189,6 +190,26 @@ fn a_client_that_resets_its_requests_at_once_is_disconnected() {
     // ENHANCE_YOUR_CALM, unless the reset that closes the connection is faster than its reason.
     assert!(matches!(attacker.read_goaway(), Some(11) | None));
     check_serves(&server);
+}
+
+/// A proxy passes on what its clients do, and lets them through when its connection ends. Woken by: `ClientBounds::CLIENT` for `--grpc`.
+#[test]
+fn resets_and_large_fields_that_a_proxy_passes_on_do_not_end_its_connection() {
+    let (server, _policy) = start(&["--grpc", "127.0.0.1:0"]);
+    let mut proxy = Frames::over(TcpStream::connect(grpc_address(&server)).unwrap(), &[]);
+    let resets = (0..500).map(|n| 2 * n + 1).flat_map(|stream| {
+        let opened = frame(HEADERS, END_HEADERS, stream, &request("/grpc.health.v1.Health/Check"));
+        [opened, frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes())].concat()
+    });
+    proxy.0.write_all(&resets.collect::<Vec<u8>>()).unwrap();
+    // More than a client may send, as HPACK counts.
+    let large = fields(&[("x-more", &"x".repeat(126))]).repeat(100);
+    proxy.send(HEADERS, END_STREAM, 1_001, &request("/grpc.health.v1.Health/Check")).unwrap();
+    proxy.send(CONTINUATION, END_HEADERS, 1_001, &large).unwrap();
+    // 415: it is no gRPC, but it was read. A connection that has ended has no answer.
+    let answer = std::iter::from_fn(|| proxy.read()).find(|frame| frame.stream == 1_001).unwrap();
+    assert_eq!(answer.kind, HEADERS);
+    assert!(!answer.payload.starts_with(&[0x48, 0x83, 0x69, 0x90, 0xff]), "431: {answer:?}");
 }
 
 /// Woken by: a larger `max_header_list_size`, leaving out `MAX_HEADERS` in `ConnectionService::call`.

@@ -1,7 +1,7 @@
 //! A descriptor → the facts of a request.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use threshold_core::Facts;
 use threshold_core::address::parse_address;
@@ -13,6 +13,9 @@ use crate::door::grpc::proto::{Entry, RateLimitDescriptor};
 const DOMAIN: &str = "domain";
 /// In place of an empty value of a fact, which a policy would take for none: a client would avoid a rule by it.
 const EMPTY: &str = "(empty)";
+
+/// In place of what is no address.
+const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// The texts of a descriptor's entries.
 pub(super) struct EntryTexts<'r>(Vec<(&'r str, Cow<'r, str>)>);
@@ -32,14 +35,11 @@ pub(super) struct Described<'r> {
     own: Vec<(Cow<'r, str>, &'r str)>,
     /// The keys that were repeated, and how often.
     repeated: Vec<(&'r str, usize)>,
-    /// Whether every address is one. If so, a rule that needs what the descriptor does not tell is not about it: Envoy leaves out
-    /// descriptors that it cannot complete. If not, a client may have caused it, and must not avoid a rule by it.
-    pub(super) is_complete: bool,
 }
 
 impl<'r> Described<'r> {
     pub(super) fn new(texts: &'r EntryTexts<'r>, domain: &'r str, settings: &'r EnvoySettings) -> Self {
-        let mut described = Self { facts: Facts::default(), own: Vec::new(), repeated: Vec::new(), is_complete: true };
+        let mut described = Self { facts: Facts::default(), own: Vec::new(), repeated: Vec::new() };
         described.own.reserve(texts.0.len().saturating_add(1));
         // The domain comes first: no entry may stand in for it.
         described.own.push((Cow::Borrowed(DOMAIN), domain));
@@ -62,9 +62,8 @@ impl<'r> Described<'r> {
             }
             Some(DescriptorTarget::Ignore) => return,
             Some(DescriptorTarget::Ip) => {
-                let ip = address(value);
-                self.is_complete &= ip.is_some();
-                facts.ip = facts.ip.or(ip);
+                // What is no address is counted as one, which all of them share: a client must not avoid a rule by it.
+                facts.ip = facts.ip.or(Some(address(value).unwrap_or(NO_ADDRESS)));
                 return;
             }
             Some(DescriptorTarget::Path) => {
@@ -118,7 +117,8 @@ impl<'r> Described<'r> {
 
 /// Parses an address, or the block of one that Envoy has masked.
 fn address(text: &str) -> Option<IpAddr> {
-    parse_address(text.split_once('/').map_or(text, |(address, _)| address))
+    // A local address of IPv6 may have a zone.
+    parse_address(text.split(['/', '%']).next().unwrap_or(text))
 }
 
 #[cfg(test)]
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(entries: &[(&str, &str)], complete: bool, expect: &[(&str, &str)]) {
+    fn check(entries: &[(&str, &str)], expect: &[(&str, &str)]) {
         let policy = Policy::parse(SETTINGS, &|_| None).unwrap();
         let descriptor = descriptor(entries);
         let texts = EntryTexts::new(&descriptor);
@@ -156,17 +156,16 @@ mod tests {
         ];
         let named = named.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let facts: Vec<(&str, &str)> = named.chain(described.pairs()).collect();
-        assert_eq!((facts, described.is_complete), (expect.to_vec(), complete), "{entries:?}");
+        assert_eq!(facts, expect.to_vec(), "{entries:?}");
     }
 
     /// Woken by: any two targets exchanged in `add`, leaving out `split` of the path or of the address, and the number in `add_fact`.
     #[test]
     fn entries_become_the_facts_that_the_policy_says() {
-        check(&[("remote_address", "192.0.2.7")], true, &[("ip", "192.0.2.7"), ("domain", "edge")]);
-        check(&[("masked_remote_address", "2001:db8::/32")], true, &[("ip", "2001:db8::"), ("domain", "edge")]);
+        check(&[("remote_address", "192.0.2.7")], &[("ip", "192.0.2.7"), ("domain", "edge")]);
+        check(&[("masked_remote_address", "2001:db8::/32")], &[("ip", "2001:db8::"), ("domain", "edge")]);
         check(
             &[("x-user", "u1"), ("customer", "acme"), ("plan", "oak"), ("verb", "POST"), ("site", "a.example")],
-            true,
             &[
                 ("host", "a.example"),
                 ("method", "POST"),
@@ -178,7 +177,6 @@ mod tests {
         );
         check(
             &[(":path", "/a/b?c=d"), ("kind", "ai"), ("call", "posts"), ("noise", "x"), ("route", "r"), ("other", "o")],
-            true,
             &[
                 ("path", "/a/b"),
                 ("category", "ai"),
@@ -190,7 +188,6 @@ mod tests {
         );
         check(
             &[("generic_key", "a"), ("generic_key", "b"), ("generic_key", "c"), ("domain", "forged")],
-            true,
             &[
                 ("domain", "edge"),
                 ("generic_key", "a"),
@@ -201,12 +198,13 @@ mod tests {
         );
     }
 
-    /// Woken by: leaving out `is_complete` or `EMPTY`, or an empty name that is none.
+    /// Woken by: leaving out `NO_ADDRESS` or `EMPTY`, or an empty name that is none.
     #[test]
-    fn an_empty_value_is_kept_and_what_is_no_address_leaves_the_descriptor_incomplete() {
-        check(&[("remote_address", "pipe")], false, &[("domain", "edge")]);
-        check(&[("x-user", "")], true, &[("user", ""), ("domain", "edge")]);
-        check(&[("other", "")], true, &[("domain", "edge"), ("other", "(empty)")]);
-        check(&[("noise", "")], true, &[("domain", "edge")]);
+    fn an_empty_value_is_kept_and_what_is_no_address_is_counted() {
+        check(&[("remote_address", "pipe")], &[("ip", "0.0.0.0"), ("domain", "edge")]);
+        check(&[("remote_address", "fe80::1%eth0")], &[("ip", "fe80::1"), ("domain", "edge")]);
+        check(&[("x-user", "")], &[("user", ""), ("domain", "edge")]);
+        check(&[("other", "")], &[("domain", "edge"), ("other", "(empty)")]);
+        check(&[("noise", "")], &[("domain", "edge")]);
     }
 }

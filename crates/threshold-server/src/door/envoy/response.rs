@@ -3,7 +3,7 @@
 use threshold_core::decision::Reading;
 use threshold_core::headers::{BodyForm, Refusal, TRACE_ID, denial_body, header_fields, refusal_body};
 use threshold_core::policy::Disclosure;
-use threshold_core::{Decision, Facts, PlanError, Policy, Timestamp};
+use threshold_core::{Decision, Facts, PlanError, Policy, Timestamp, TraceId};
 use threshold_limiter::limiter::{JointDecision, JointRequest};
 
 use crate::door::grpc::proto::{Code, DescriptorStatus, Duration, HeaderValue, RateLimit, RateLimitResponse, Unit};
@@ -39,7 +39,7 @@ pub(super) fn response(
     }
     match unplanned.first() {
         None => add_decision(&mut response, policy, requests, joint),
-        Some((_, error)) => add_refusal(&mut response, policy, decision, error),
+        Some((_, error)) => add_refusal(&mut response, policy, decision.trace, error),
     }
     response
 }
@@ -67,8 +67,20 @@ fn add_decision(
     }
 }
 
+/// Denies a request that meets more limits than one request is charged.
+pub(super) fn too_many(policy: &Policy, descriptors: usize, trace: TraceId) -> RateLimitResponse {
+    let status = DescriptorStatus { code: code(false), ..DescriptorStatus::default() };
+    let mut response = RateLimitResponse {
+        overall_code: code(false),
+        statuses: vec![status; descriptors],
+        ..RateLimitResponse::default()
+    };
+    add_refusal(&mut response, policy, trace, &PlanError::TooManyRules);
+    response
+}
+
 /// Adds what the client is told of a descriptor that cannot be counted.
-fn add_refusal(response: &mut RateLimitResponse, policy: &Policy, decision: &Decision, error: &PlanError) {
+fn add_refusal(response: &mut RateLimitResponse, policy: &Policy, trace: TraceId, error: &PlanError) {
     let (code, message) = match error {
         PlanError::CostExceedsLimit { .. } => ("cost_exceeds_limit", "The cost is more than its limit ever allows"),
         PlanError::Missing { .. } | PlanError::TooManyRules | PlanError::Path(_) => {
@@ -76,10 +88,10 @@ fn add_refusal(response: &mut RateLimitResponse, policy: &Policy, decision: &Dec
         }
     };
     let refusal = Refusal { status: 429, code, message, field: None };
-    let body = refusal_body(refusal, policy, decision.trace, BodyForm::Json);
+    let body = refusal_body(refusal, policy, trace, BodyForm::Json);
     response.response_headers_to_add = vec![
         header("cache-control", "no-store".to_owned()),
-        header(TRACE_ID, decision.trace.to_string()),
+        header(TRACE_ID, trace.to_string()),
         header("content-type", body.content_type.to_owned()),
     ];
     response.raw_body = body.text.into_bytes();

@@ -73,11 +73,29 @@ fn text(value: &Value) -> String {
 }
 
 /// Returns the fields as they were without the delay, after which Envoy's client sees them: core does not know who waits. In the
-/// vectors, limits reset at whole seconds.
-fn before_delay(mut fields: Vec<(String, String)>, delay: Option<&HeaderValue>) -> Vec<(String, String)> {
-    let delay = delay.map_or(0, |delay| delay.value.parse::<u64>().unwrap().div_ceil(1_000));
-    for (_, value) in fields.iter_mut().filter(|(name, _)| delay > 0 && name == "x-ratelimit-reset") {
-        *value = value.parse::<u64>().unwrap().saturating_sub(delay).to_string();
+/// vectors one limit is met, and it resets at a whole second.
+fn before_delay(
+    mut fields: Vec<(String, String)>,
+    delay: Option<&HeaderValue>,
+    now: Timestamp,
+) -> Vec<(String, String)> {
+    let Some(delay) = delay.map(|delay| delay.value.parse::<u64>().unwrap().div_ceil(1_000)) else { return fields };
+    let value = |name: &str| fields.iter().find(|(own, _)| own == name).map(|(_, value)| value.clone());
+    let number = |text: &str, key: &str| text.split(';').find_map(|part| part.strip_prefix(key)?.parse::<u64>().ok());
+    let reset = value("x-ratelimit-reset").map(|reset| reset.parse::<u64>().unwrap());
+    let period = value("ratelimit-policy").and_then(|policy| number(&policy, "w="));
+    let (Some(reset), Some(period)) = (reset, period) else { return fields };
+    // The end of a window of the clock is the same after the delay, and nearer. Other times move with the request.
+    let is_clock = reset.is_multiple_of(period);
+    for (name, value) in &mut fields {
+        match name.as_str() {
+            "x-ratelimit-reset" if !is_clock => *value = reset.saturating_sub(delay).to_string(),
+            "ratelimit" if is_clock => {
+                let told = format!("t={}", number(value, "t=").unwrap());
+                *value = value.replace(&told, &format!("t={}", reset.saturating_sub(now.secs_ceil())));
+            }
+            _ => {}
+        }
     }
     fields
 }
@@ -132,7 +150,7 @@ impl ClientDoor for RateLimitDoor {
         assert_eq!((answer.statuses.len(), answer.statuses[0].code), (1, answer.overall_code));
         let headers = answer.response_headers_to_add.iter().map(|header| (header.key.clone(), header.value.clone()));
         let delay = answer.request_headers_to_add.iter().find(|header| header.key == DELAY.as_str());
-        let headers = before_delay(headers.collect(), delay);
+        let headers = before_delay(headers.collect(), delay, now);
         let body = String::from_utf8(answer.raw_body.clone()).unwrap();
         Ok(vectors::answer(self.status(&answer, &body), &headers, &body))
     }
@@ -251,7 +269,7 @@ impl ClientDoor for AuthorizationDoor {
         };
         let headers = options.into_iter().filter_map(|option| option.header).map(|header| (header.key, header.value));
         let delay = told.into_iter().filter_map(|option| option.header).find(|header| header.key == DELAY.as_str());
-        Ok(vectors::answer(status, &before_delay(headers.collect(), delay.as_ref()), &body))
+        Ok(vectors::answer(status, &before_delay(headers.collect(), delay.as_ref(), now), &body))
     }
 }
 
