@@ -6,6 +6,7 @@ use threshold_core::policy::Disclosure;
 use threshold_core::{Decision, Facts, PlanError, Policy, Timestamp, TraceId};
 use threshold_limiter::limiter::{JointDecision, JointRequest};
 
+use crate::door::ext_authz::DELAY;
 use crate::door::grpc::proto::{Code, DescriptorStatus, Duration, HeaderValue, RateLimit, RateLimitResponse, Unit};
 
 /// The periods that have a name, in seconds, with the length that Envoy's own service gives a month and a year.
@@ -18,9 +19,6 @@ pub(super) const UNITS: [(Unit, u64); 7] = [
     (Unit::Month, 30 * 86_400),
     (Unit::Year, 365 * 86_400),
 ];
-
-/// The request header by which Envoy's fault filter delays a request, in milliseconds. Only the upstream sees it.
-pub(in crate::door) const DELAY: &str = "x-envoy-fault-delay-request";
 
 /// Makes the answer: one status for each descriptor, in their order.
 pub(super) fn response(
@@ -63,7 +61,7 @@ fn add_decision(
     }
     if decision.allowed() && !decision.delay().is_zero() {
         // Envoy waits, so that it is not this server's answer that takes long.
-        response.request_headers_to_add.push(header(DELAY, decision.delay().as_millis().to_string()));
+        response.request_headers_to_add.push(header(DELAY.as_str(), decision.delay().as_millis().to_string()));
     }
 }
 

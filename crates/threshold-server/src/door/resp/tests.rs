@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use threshold_core::command::{Answer, Command};
-use threshold_core::{Digest, Outcome, Plan, Policy, Timestamp};
+use threshold_core::{Policy, Timestamp};
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::{AnyStore, Kind, Listed, Store, StoreError};
+use threshold_limiter::store::{AnyStore, StoreError};
 use threshold_limiter::{ManualClock, ObservedDecision, ObservedOperation, Observer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::watch;
@@ -18,6 +17,7 @@ use tokio::time::Instant;
 use super::decode_tests::cases;
 use super::{Ended, serve};
 use crate::desk::Desk;
+use crate::door::test_server::dead_store::DeadStore;
 use crate::door::{App, Bounds};
 use crate::serve::Tokens;
 
@@ -422,23 +422,6 @@ fn a_long_pipeline_is_answered_to_its_end() {
     let command = b"*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\nk\r\n$4\r\n9999\r\n$1\r\n1\r\n$4\r\n3600\r\n";
     let replies = runtime.block_on(talk(&door, &[&command.repeat(5_000)]));
     assert_eq!((replies.matches("*5\r\n:0\r\n").count(), replies.contains(":5000\r\n")), (5_000, true));
-}
-
-/// A store that cannot be reached.
-struct DeadStore;
-
-impl Store for DeadStore {
-    async fn settle(&self, _: &Plan<'_>, _: Timestamp, _: &mut Outcome) -> Result<(), StoreError> {
-        Err(StoreError::Unavailable)
-    }
-
-    async fn execute(&self, _: Command, _: Timestamp) -> Result<Answer, StoreError> {
-        Err(StoreError::Unavailable)
-    }
-
-    async fn list(&self, _: Kind, _: Option<Digest>, _: usize, _: Timestamp) -> Result<Vec<Listed>, StoreError> {
-        Err(StoreError::Unavailable)
-    }
 }
 
 /// As for `/v1/limit`, nothing is decided: a limit of the caller's own has no rule that says otherwise.
