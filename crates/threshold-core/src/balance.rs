@@ -8,7 +8,7 @@ use crate::key::TraceId;
 use crate::limit::{Limit, Look, Mark, State};
 use crate::time::Timestamp;
 
-pub(crate) use script::Shaped;
+pub(crate) use script::{RECORDED, Shaped};
 pub use small::Small;
 
 /// The stored state of one key under one limit.
@@ -152,7 +152,7 @@ impl Balance {
     }
 
     /// Gives back an amount that nobody can show to have been charged: from what was charged last, and at most what still counts.
-    pub(crate) fn credit(&mut self, limit: &Limit, amount: u64, now: Timestamp) {
+    pub fn credit(&mut self, limit: &Limit, amount: u64, now: Timestamp) {
         self.bring(limit, now);
         self.state.give_back_newest(amount, now);
     }

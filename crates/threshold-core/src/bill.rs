@@ -10,6 +10,7 @@ use crate::key::{Digest, TraceId};
 use crate::ladder::{Ladder, RuleTag, StrikeMode, Violation};
 use crate::limit::Limit;
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
+use crate::settle::{Exception, Outcome, Settled};
 use crate::time::{Span, Timestamp};
 
 /// The charges and subjects of one request, with distinct keys.
@@ -107,6 +108,19 @@ impl<'l> Bill<'l> {
     #[must_use]
     pub fn subjects(&self) -> &[Subject<'l>] {
         &self.subjects
+    }
+
+    /// Returns whether a settled bill is denied, so that nothing was charged.
+    #[must_use]
+    pub fn is_denied(&self, outcome: &Outcome) -> bool {
+        let is_full = |(charge, settled): (&Charge<'_>, &Settled)| {
+            charge.enforced() && !settled.look.allowed && settled.exception != Exception::Lifted
+        };
+        self.verb != Verb::Record
+            && (self.banned_until > outcome.at
+                || outcome.penalty.is_some()
+                || self.charges.iter().zip(&outcome.settled).any(is_full)
+                || outcome.escalations.iter().any(|strike| !strike.rung.allows()))
     }
 
     /// Returns the key, limit and cost of each charge that has to be recorded if this bill was carried out without the store: those
@@ -208,10 +222,20 @@ impl OwnedBill {
     /// out; no two may have the same key.
     #[must_use]
     pub fn record(trace: TraceId, charges: impl IntoIterator<Item = (Digest, Limit, u64)>) -> Self {
+        Self::alone(Verb::Record, trace, charges)
+    }
+
+    /// Makes a bill that checks one cost on one key, and punishes nobody.
+    #[must_use]
+    pub fn check(trace: TraceId, key: Digest, limit: Limit, cost: u64) -> Self {
+        Self::alone(Verb::Check, trace, [(key, limit, cost)])
+    }
+
+    fn alone(verb: Verb, trace: TraceId, charges: impl IntoIterator<Item = (Digest, Limit, u64)>) -> Self {
         let terms = Terms { tag: 0, strike: StrikeMode::Window, block_for: None, enforced: true, by_outcome: false };
         let charges = charges.into_iter().take(MAX_CHARGES);
         Self {
-            verb: Verb::Record,
+            verb,
             trace,
             banned_until: Timestamp::EPOCH,
             charges: charges.map(|(key, limit, cost)| OwnedCharge { key, limit, cost, terms, subject: None }).collect(),

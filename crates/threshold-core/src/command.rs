@@ -12,6 +12,8 @@ mod rekey;
 mod requests;
 mod reservations;
 
+use arrayvec::ArrayVec;
+
 use crate::balance::{Balance, Checked};
 use crate::bill::OwnedBill;
 use crate::control::{ControlChange, ControlPage, MAX_CHANGES_READ};
@@ -21,11 +23,13 @@ use crate::limit::Limit;
 use crate::lockout::{
     Account, Attempt, AttemptKeys, AttemptOutcome, Device, Login, ResultOutcome, StandInKeys, UnknownAttempt,
 };
+use crate::plan::MAX_CHARGES;
 use crate::plan::SubjectKeys;
-use crate::receipt::{Adjustment, CommitError, OnExpire, OwnedCost, Receipt, Reservation};
+use crate::receipt::{Adjustment, CommitError, HoldTerms, OnExpire, OwnedCost, Receipt, Reservation};
 use crate::settle::Outcome;
 use crate::time::{Span, Timestamp};
 
+pub use refunds::CREDIT_REMEMBERED;
 pub use rekey::{KeyMoves, MovedRecord};
 pub use requests::{RequestKey, RequestRecord, RequestState};
 pub use reservations::expire;
@@ -37,13 +41,27 @@ pub enum Command {
     Settle(Box<OwnedBill>),
     /// Refunds the charges of a receipt, once. Answered by [`Answer::Refunded`].
     Refund(Box<Receipt>),
-    /// Refunds charges taken out of a [`Pending`](crate::receipt::Pending). Its owner can take them out only once, so the store
-    /// does not have to remember the refund, and needs no room for that. Answered by [`Answer::Done`].
-    GiveBack(Box<Receipt>),
+    /// Gives charges back of which no client has a receipt: those of a request that was denied elsewhere or decided without its
+    /// answer, or those of a [`Pending`](crate::receipt::Pending). If the receipt is that of an open reservation, this ends it.
+    /// Answered by [`Answer::Done`].
+    GiveBack {
+        /// The charges.
+        receipt: Box<Receipt>,
+        /// The id under which the store remembers it for [`CREDIT_REMEMBERED`], so that it may be sent again; `None` where the
+        /// caller and the store are in one process, and nothing is sent twice.
+        credit: Option<TraceId>,
+    },
     /// Refunds the charges of a receipt and makes them again, as if the request came now. Answered by [`Answer::Renewed`].
     Renew(Box<Receipt>),
-    /// Saves a reservation of the charges of a receipt. Answered by [`Answer::Done`].
+    /// Settles a bill and, if it is allowed, holds its charges, in one step. Answered by [`Answer::Settled`].
     Reserve {
+        /// The bill.
+        bill: Box<OwnedBill>,
+        /// What is held, and for how long.
+        terms: Box<HoldTerms>,
+    },
+    /// Saves a reservation of the charges of a receipt, which were made before. Answered by [`Answer::Done`].
+    SaveReservation {
         /// The charges.
         receipt: Box<Receipt>,
         /// How long the reservation lasts.
@@ -68,23 +86,13 @@ pub enum Command {
         /// The id of the reservation.
         id: TraceId,
     },
-    /// Ends the record of a reservation and changes no balance: the first step where both are in different partitions. Answered by
-    /// [`Answer::Adjustment`].
+    /// Ends the record of a reservation and changes no balance: the first step where its charges are held in other partitions.
+    /// Answered by [`Answer::Ended`].
     EndReservation {
         /// The id of the reservation.
         id: TraceId,
         /// The way in which it ends.
         end: ReservationEnd,
-    },
-    /// Changes balances as the end of a reservation says: the second step. Answered by [`Answer::Done`].
-    Adjust(Box<Adjustment>),
-    /// Remembers a refund and changes no balance: the first step where both are in different partitions. Answered by
-    /// [`Answer::Refunded`].
-    BeginRefund {
-        /// The id of the receipt.
-        id: TraceId,
-        /// The time from which a refund of the receipt has no effect.
-        void_from: Timestamp,
     },
     /// Denies a subject for a while. Answered by [`Answer::Done`].
     Pause {
@@ -253,8 +261,6 @@ pub enum Answer {
     Renewed(Box<Receipt>),
     /// The keys that a reservation was charged to. There may be room under them now, for requests that wait.
     Ended(Result<Vec<Digest>, CommitError>),
-    /// The changes of balances that the end of a reservation causes.
-    Adjustment(Result<Box<Adjustment>, CommitError>),
     /// Whether the secret may be checked, or why not.
     Attempted {
         /// The result.
@@ -388,6 +394,35 @@ pub trait Records {
         self.balances(&[(key, *limit)], now, read)
     }
 
+    /// Gives charges back, or makes more of them, as the end of a reservation or a refund says. A store whose balances others change at
+    /// the same time may leave the sums to what keeps them.
+    ///
+    /// # Errors
+    /// Fails where the store cannot answer.
+    fn adjust(&mut self, adjustment: &Adjustment, now: Timestamp) -> Result<(), Self::Error> {
+        let charges: ArrayVec<(Digest, Limit), { 2 * MAX_CHARGES }> = adjustment.charges().collect();
+        self.balances(&charges, now, |balances| adjustment.apply(balances, now))
+    }
+
+    /// Gives back an amount that nobody can show to have been charged.
+    ///
+    /// # Errors
+    /// Fails where the store cannot answer.
+    fn credit(&mut self, budget: (Digest, Limit), amount: u64, now: Timestamp) -> Result<(), Self::Error> {
+        let (_, limit) = budget;
+        let credit = |balances: &mut [Balance]| balances.iter_mut().for_each(|own| own.credit(&limit, amount, now));
+        self.balances(&[budget], now, credit)
+    }
+
+    /// Denies every cost until a time, unless it is denied for longer already.
+    ///
+    /// # Errors
+    /// Fails where the store cannot answer.
+    fn block(&mut self, budget: (Digest, Limit), until: Timestamp, now: Timestamp) -> Result<(), Self::Error> {
+        let block = |balances: &mut [Balance]| balances.iter_mut().for_each(|balance| balance.block(until));
+        self.balances(&[budget], now, block)
+    }
+
     /// Removes the balance under this key.
     ///
     /// # Errors
@@ -433,6 +468,12 @@ pub trait Records {
     /// # Errors
     /// Fails where there is no room for a new one.
     fn save_reservation(&mut self, reservation: Reservation, now: Timestamp) -> Result<(), Self::Error>;
+
+    /// Removes the reservation with this id, which the same command has saved.
+    ///
+    /// # Errors
+    /// Fails where the store cannot answer.
+    fn forget_reservation(&mut self, id: TraceId, now: Timestamp) -> Result<(), Self::Error>;
 
     /// Removes and returns the reservation that expired first, if one has. A store that ends expired reservations by other
     /// means returns `None`.
@@ -552,23 +593,17 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
     match command {
         Command::Settle(bill) => bill::settle(&bill.as_bill(), records, now),
         Command::Refund(receipt) => refunds::refund(receipt, records, now),
-        Command::GiveBack(receipt) => refunds::give_back(receipt, records, now),
+        Command::GiveBack { receipt, credit } => refunds::give_back(receipt, *credit, records, now),
         Command::Renew(receipt) => refunds::renew(receipt, records, now),
-        Command::Reserve { receipt, ttl, on_expire } => {
+        Command::Reserve { bill, terms } => reservations::reserve(&bill.as_bill(), terms, records, now),
+        Command::SaveReservation { receipt, ttl, on_expire } => {
             let reservation = Reservation::new((**receipt).clone(), *ttl, *on_expire);
-            reservations::reserve(reservation, records, now)
+            reservations::save(reservation, records, now)
         }
         Command::Commit { id, cost } => reservations::end(*id, &ReservationEnd::Commit(cost.clone()), records, now),
         Command::Release { id } => reservations::end(*id, &ReservationEnd::Release, records, now),
         Command::Expire { id } => reservations::end(*id, &ReservationEnd::Expire, records, now),
         Command::EndReservation { id, end } => reservations::end_record(*id, end, records, now),
-        Command::Adjust(adjustment) => {
-            reservations::adjust(adjustment, records, now)?;
-            Ok(Answer::Done)
-        }
-        Command::BeginRefund { id, void_from } => {
-            Ok(Answer::Refunded { first: refunds::begin(*id, *void_from, records, now)? })
-        }
         Command::Pause { keys, length } => pause(keys, now.plus(*length), records, now),
         Command::Forgive { keys } => forgive(keys, records),
         Command::BeginLogin { login, keys } => {
@@ -639,9 +674,7 @@ fn credit<R: Records>(
     now: Timestamp,
 ) -> Result<Answer, R::Error> {
     expire(records, now)?;
-    let (_, limit) = budget;
-    let credit = |balances: &mut [Balance]| balances.iter_mut().for_each(|own| own.credit(&limit, amount, now));
-    records.balances(&[budget], now, credit)?;
+    records.credit(budget, amount, now)?;
     Ok(Answer::Done)
 }
 
@@ -655,8 +688,7 @@ fn pause<R: Records>(
     // Every budget of the subject, because each request meets only some of them. `block` never shortens an earlier
     // block.
     for (key, limit) in &keys.balances {
-        let block = |balances: &mut [Balance]| balances.iter_mut().for_each(|balance| balance.block(until));
-        records.balances(&[(*key, *limit)], now, block)?;
+        records.block((*key, *limit), until, now)?;
     }
     Ok(Answer::Done)
 }

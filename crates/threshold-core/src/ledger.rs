@@ -141,7 +141,7 @@ impl Ledger {
     /// Reserves the charges of a receipt.
     pub fn reserve(&mut self, receipt: Receipt, ttl: Span, on_expire: OnExpire) -> TraceId {
         let (id, now) = (receipt.id(), receipt.at());
-        self.execute(&Command::Reserve { receipt: Box::new(receipt), ttl, on_expire }, now);
+        self.execute(&Command::SaveReservation { receipt: Box::new(receipt), ttl, on_expire }, now);
         id
     }
 
@@ -242,6 +242,11 @@ impl Records for Ledger {
 
     fn save_reservation(&mut self, reservation: Reservation, _: Timestamp) -> Result<(), Infallible> {
         self.reservations.insert(reservation.id(), reservation);
+        Ok(())
+    }
+
+    fn forget_reservation(&mut self, id: TraceId, _: Timestamp) -> Result<(), Infallible> {
+        self.reservations.remove(&id);
         Ok(())
     }
 

@@ -533,8 +533,8 @@ impl Limit {
     }
 
     /// What a store's script needs to charge `cost`; `None` if it cannot.
-    pub(crate) fn charge_shape(&self, cost: u64) -> Option<Shaped> {
-        each_limit!(&self.0, limit => limit.charge_shape(cost), never => None)
+    pub(crate) fn charge_shape(&self, cost: u64, id: TraceId) -> Option<Shaped> {
+        each_limit!(&self.0, limit => limit.charge_shape(cost, id), never => None)
     }
 
     /// The state as two numbers, if it has constant size and is in these figures.

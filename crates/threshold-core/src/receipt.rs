@@ -1,5 +1,7 @@
 //! Receipt: a record of what was charged, so that exactly that can be refunded once.
 
+mod history;
+mod hold;
 mod pending;
 mod reservation;
 mod script;
@@ -17,8 +19,11 @@ use crate::secret::{Purpose, Secret, Secrets};
 use crate::settle::{Outcome, Settled};
 use crate::time::{Span, Timestamp};
 
+pub use history::History;
+pub use hold::HoldTerms;
 pub use pending::Pending;
 pub use reservation::{Adjustment, CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
+pub use script::{block_to_script, credit_to_script};
 
 /// A record of what one request was charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +43,8 @@ pub(crate) struct Charged {
     key: Digest,
     /// When it was charged, by the clock of the store's partition that it lies in.
     at: Timestamp,
+    /// The history of that partition.
+    history: History,
     /// The rule, shortened.
     rule: u32,
     limit: Limit,
@@ -55,6 +62,14 @@ pub(crate) struct CostTag(u64);
 impl CostTag {
     const REQUESTS: Self = Self(0);
     const BYTES: Self = Self(1);
+
+    fn of(cost: &CostOf) -> Self {
+        match cost {
+            CostOf::Requests => Self::REQUESTS,
+            CostOf::Bytes => Self::BYTES,
+            CostOf::Named(name) => Self::named(name),
+        }
+    }
 
     /// Digests a cost's name with a fixed key: a reservation may outlive a rotation of the secret.
     fn named(name: &str) -> Self {
@@ -107,30 +122,29 @@ impl Plan<'_> {
     /// Returns what a reservation holds: every limit that had room, even if nothing was charged yet.
     #[must_use]
     pub fn holding(&self, outcome: &Outcome) -> Receipt {
-        let mut charged = Charges::new();
-        // A charge of 0 is held too: a commit may name a cost that was not known when the request was reserved. A full
-        // limit that a rung has lifted is left out, because the request never took from it.
-        for (met, settled) in self.billed(outcome).filter(|(_, settled)| settled.look.allowed || settled.mark.is_some())
-        {
-            // A mark without an amount gives nothing back, whatever its time is.
-            let mark = settled.mark.unwrap_or(Mark::new(settled.at, 0));
-            charged.push(self.charged(met, settled, mark, outcome));
-        }
-        Receipt { id: self.trace(), generation: self.policy.generation, at: outcome.at(), charged }
+        let receipt = Receipt::holding(&self.bill, &self.hold_terms(Span::ZERO, OnExpire::Charge), outcome);
+        Receipt { generation: self.policy.generation, ..receipt }
+    }
+
+    /// Returns what a reservation of this plan holds, for how long, and what happens when its time is over.
+    #[must_use]
+    pub fn hold_terms(&self, ttl: Span, on_expire: OnExpire) -> HoldTerms {
+        let unit = |charge: usize| self.met_by(charge).map_or(CostTag::REQUESTS, |met| CostTag::of(met.counts));
+        HoldTerms { units: (0..self.bill.charges.len()).map(unit).collect(), ttl, on_expire }
+    }
+
+    /// Returns the first rule that asked for a charge.
+    fn met_by(&self, charge: usize) -> Option<&Met<'_>> {
+        self.met.iter().find(|met| met.charge == charge)
     }
 
     /// Pairs each settled charge with the first rule that asked for it.
     fn billed<'o>(&'o self, outcome: &'o Outcome) -> impl Iterator<Item = (&'o Met<'o>, &'o Settled)> {
-        let first = |charge: usize| self.met.iter().find(move |met| met.charge == charge);
-        outcome.settled.iter().enumerate().filter_map(move |(charge, settled)| Some((first(charge)?, settled)))
+        outcome.settled.iter().enumerate().filter_map(|(charge, settled)| Some((self.met_by(charge)?, settled)))
     }
 
     fn charged(&self, met: &Met<'_>, settled: &Settled, mark: Mark, outcome: &Outcome) -> Charged {
-        let unit = match met.counts {
-            CostOf::Requests => CostTag::REQUESTS,
-            CostOf::Bytes => CostTag::BYTES,
-            CostOf::Named(name) => CostTag::named(name),
-        };
+        let unit = CostTag::of(met.counts);
         // The limit that was charged. Where several requests share a charge, it is the smallest of theirs, and the
         // balance is in its terms.
         let limit = self.bill.charges.get(met.charge).map_or(met.limit, |charge| charge.limit);
@@ -138,7 +152,8 @@ impl Plan<'_> {
         // The stand-in, where the store had no room: a refund to the own key would give the cost to a budget that never
         // paid it.
         let key = outcome.charged_key(met.key);
-        Charged { key, at: settled.at, rule: met.rule.terms.tag, limit: *limit, unit, mark, counts_until }
+        let (history, rule) = (outcome.history(met.charge), met.rule.terms.tag);
+        Charged { key, at: settled.at, history, rule, limit: *limit, unit, mark, counts_until }
     }
 }
 
@@ -153,18 +168,42 @@ impl Receipt {
     /// Returns the receipt of a settled bill, to give its charges back at once; `None` if nothing was charged.
     #[must_use]
     pub fn of_bill(bill: &Bill<'_>, outcome: &Outcome) -> Option<Self> {
-        let mut charged = Charges::new();
-        for (charge, settled) in bill.charges.iter().zip(&outcome.settled) {
-            let Some(mark) = settled.mark.filter(|mark| mark.amount > 0) else { continue };
-            let key = outcome.charged_key(charge.key);
-            // Never read: this receipt is given back as a whole, and only a commit looks at units.
-            let unit = CostTag::REQUESTS;
-            let counts_until = settled.counts_until(charge.limit);
-            let rule = charge.terms.tag;
-            charged.push(Charged { key, at: settled.at, rule, limit: *charge.limit, unit, mark, counts_until });
-        }
-        let receipt = Self { id: bill.trace, generation: 0, at: outcome.at(), charged };
+        // The units are never read: this receipt is given back as a whole, and only a commit looks at them.
+        let mut receipt = Self::holding(bill, &HoldTerms::default(), outcome);
+        receipt.charged.retain(|charged| charged.mark.amount > 0);
         (!receipt.charged.is_empty()).then_some(receipt)
+    }
+
+    /// Returns what a reservation of a settled bill holds: every limit that had room, even if nothing was charged yet.
+    #[must_use]
+    pub fn holding(bill: &Bill<'_>, terms: &HoldTerms, outcome: &Outcome) -> Self {
+        let mut charged = Charges::new();
+        for (index, (charge, settled)) in bill.charges.iter().zip(&outcome.settled).enumerate() {
+            // A charge of 0 is held too: a commit may name a cost that was not known when the request was reserved. A full
+            // limit that a rung has lifted is left out, because the request never took from it.
+            if !settled.look.allowed && settled.mark.is_none() {
+                continue;
+            }
+            charged.push(Charged {
+                // The stand-in, where the store had no room: a refund to the own key would give the cost to a budget that never
+                // paid it.
+                key: outcome.charged_key(charge.key),
+                at: settled.at,
+                history: outcome.history(index),
+                rule: charge.terms.tag,
+                limit: *charge.limit,
+                unit: terms.unit(index),
+                // A mark without an amount gives nothing back, whatever its time is.
+                mark: settled.mark.unwrap_or(Mark::new(settled.at, 0)),
+                counts_until: settled.counts_until(charge.limit),
+            });
+        }
+        Self { id: bill.trace, generation: 0, at: outcome.at(), charged }
+    }
+
+    /// Returns the receipt of a request that was charged nothing.
+    pub(crate) fn of_nothing(id: TraceId, at: Timestamp) -> Self {
+        Self { id, generation: 0, at, charged: Charges::new() }
     }
 
     /// Splits the receipt into parts, each with the charges that `place` assigns to the same place, such as a partition. Every part
@@ -194,11 +233,18 @@ impl Receipt {
         self.at = self.at.max(part.at);
     }
 
+    /// Adds the charges of another part of the same decision.
+    pub(crate) fn append(&mut self, part: &Self) {
+        self.charged.extend_from_slice(&part.charged);
+        self.at = self.at.max(part.at);
+    }
+
     /// Returns the receipt of one charge on one key, to give it back later.
     #[must_use]
     pub fn of_charge(id: TraceId, key: Digest, limit: &Limit, mark: Mark, at: Timestamp) -> Self {
         let unit = CostTag::REQUESTS;
-        let charged = Charged { key, at, rule: 0, limit: *limit, unit, mark, counts_until: Timestamp::MAX };
+        let (history, counts_until) = (History::default(), Timestamp::MAX);
+        let charged = Charged { key, at, history, rule: 0, limit: *limit, unit, mark, counts_until };
         Self { id, generation: 0, at, charged: Charges::from_iter([charged]) }
     }
 
@@ -317,8 +363,12 @@ impl Receipt {
         out.number(self.generation);
         out.number(self.at.micros());
         out.number(self.charged.len() as u64);
+        let mut before = History::default();
         for charged in &self.charged {
             out.wide(charged.key.to_u128());
+            // Most charges have the history of the one before, which takes one byte.
+            charged.history.write_after(before, out);
+            before = charged.history;
             // As a difference. One partition settles most bills, and then it is 0, which takes one byte.
             out.number(self.at.since(charged.at).micros());
             out.number(u64::from(charged.rule));
@@ -335,8 +385,11 @@ impl Receipt {
             at: Timestamp::from_micros(from.number()?),
             charged: Charges::new(),
         };
+        let mut before = History::default();
         for _ in 0..from.count(MAX_CHARGES)? {
-            receipt.charged.push(Charged::read(from, receipt.at)?);
+            let charged = Charged::read(from, receipt.at, before)?;
+            before = charged.history;
+            receipt.charged.push(charged);
         }
         Ok(receipt)
     }
@@ -344,8 +397,9 @@ impl Receipt {
 
 impl Charged {
     /// Decodes one charge. Its time is stored as the difference to `latest`, the time of the receipt.
-    fn read(from: &mut Reader<'_>, latest: Timestamp) -> Result<Self, BytesError> {
+    fn read(from: &mut Reader<'_>, latest: Timestamp, history_before: History) -> Result<Self, BytesError> {
         let key = Digest::from_u128(from.wide()?);
+        let history = History::read_after(history_before, from)?;
         let before = from.number()?;
         // `minus` would saturate at the epoch, and the same charge would then have two encodings.
         if before > latest.micros() {
@@ -356,7 +410,7 @@ impl Charged {
         let limit = Limit::read(from)?;
         let unit = CostTag(from.number()?);
         let (mark, counts_until) = limit.read_charge(from)?;
-        Ok(Self { key, at, rule, limit, unit, mark, counts_until })
+        Ok(Self { key, at, history, rule, limit, unit, mark, counts_until })
     }
 
     /// Gives back `amount` of this charge. Does nothing if the balance is under another limit, or if the clock is before

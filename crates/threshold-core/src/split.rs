@@ -27,7 +27,7 @@ use crate::command::Command;
 use crate::key::{Digest, Partition};
 use crate::limit::Look;
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
-use crate::receipt::Receipt;
+use crate::receipt::{History, HoldTerms, Receipt};
 use crate::settle::{Escalation, Exception, Outcome, Settled, bit};
 use crate::time::Timestamp;
 
@@ -51,6 +51,8 @@ const UNANSWERED: Settled = Settled {
 #[derive(Debug, Clone)]
 pub struct Split {
     bill: OwnedBill,
+    /// What a reservation holds, if the bill is one.
+    hold: Option<HoldTerms>,
     /// The parts, those without a ladder first: they are charged in the first round. Mostly there are few, each takes kilobytes, and a
     /// split is kept while its partitions answer, so there is no room for the most that there can be.
     parts: Vec<Part>,
@@ -86,7 +88,7 @@ impl Split {
     /// place that it finds a key in.
     #[must_use]
     pub fn new(bill: OwnedBill, partition_of: impl Fn(Digest) -> Partition) -> Self {
-        let mut split = Self { parts: Vec::new(), begun: false, bill };
+        let mut split = Self { parts: Vec::new(), begun: false, bill, hold: None };
         // Collected first, because `part` borrows the whole split while it adds a part.
         let charges = split.bill.charges.iter().map(|charge| partition_of(charge.key)).enumerate();
         let charges: ArrayVec<_, MAX_CHARGES> = charges.collect();
@@ -102,6 +104,13 @@ impl Split {
         }
         split.sort();
         split
+    }
+
+    /// Reserves what it charges: every part is charged and held in one step.
+    #[must_use]
+    pub fn holding(mut self, terms: HoldTerms) -> Self {
+        self.hold = Some(terms);
+        self
     }
 
     /// Moves the parts with a ladder to the end. A stable sort: they are asked in the order of the bill, so that every node asks
@@ -148,8 +157,11 @@ impl Split {
             let charges = all_at_once || !has_ladder || !first;
             // Set when it is sent: if the answer never comes, nothing is known to give back.
             part.settled = charges;
-            let bill = part_of(&self.bill, part, charges, place == last);
-            let command = Command::Settle(Box::new(bill));
+            let bill = Box::new(part_of(&self.bill, part, charges, place == last));
+            let command = match self.hold.as_ref().filter(|_| charges) {
+                Some(terms) => Command::Reserve { bill, terms: Box::new(terms.of_charges(&part.charges)) },
+                None => Command::Settle(bill),
+            };
             round.push(Step { part: part.number, partition: part.partition, command });
         }
         round
@@ -167,11 +179,12 @@ impl Split {
     /// moves to another server, only commands with one key are carried out. The next rounds settle the new parts.
     /// A limit and its ladder are then in different parts, so a denial is no strike.
     ///
-    /// Returns false if the part has one key only.
+    /// Returns false if the part has one key only, or holds what it charges.
     pub fn divide(&mut self, part: usize) -> bool {
         let Some(place) = self.parts.iter().position(|own| own.number == part) else { return false };
         let Some(whole) = self.parts.get(place) else { return false };
-        if whole.charges.len().saturating_add(whole.subjects.len()) < 2 {
+        // What is held has a record beside its charges, and waits until the partition has moved.
+        if self.hold.is_some() || whole.charges.len().saturating_add(whole.subjects.len()) < 2 {
             return false;
         }
         let whole = self.parts.remove(place);
@@ -198,6 +211,9 @@ impl Split {
         // A part that was not asked counts as full. If it counted as empty, the answer would promise room that nobody
         // has looked for.
         whole.settled.extend(self.bill.charges.iter().map(|_| UNANSWERED));
+        if self.parts.iter().filter_map(|part| part.outcome.as_ref()).any(|outcome| !outcome.histories.is_empty()) {
+            whole.set_history(History::default());
+        }
         for part in &self.parts {
             let Some(outcome) = &part.outcome else { continue };
             part.join(outcome, denied || !part.settled, &mut whole);
@@ -233,12 +249,22 @@ impl Split {
         }
         // A part that only peeked has marks too, but was charged nothing.
         let settled = self.parts.iter().filter(|part| part.settled);
-        let receipts = settled.filter_map(|part| {
-            let (bill, outcome) = (part_of(&self.bill, part, true, false), part.outcome.as_ref()?);
-            let receipt = Receipt::of_bill(&bill.as_bill(), outcome)?;
-            Some((part.partition, Command::GiveBack(Box::new(receipt))))
-        });
-        receipts.collect()
+        let mut receipts: Vec<(Partition, Receipt)> = Vec::new();
+        for part in settled {
+            let Some(outcome) = &part.outcome else { continue };
+            let bill = part_of(&self.bill, part, true, false);
+            let Some(receipt) = Receipt::of_bill(&bill.as_bill(), outcome) else { continue };
+            // A partition takes one credit of this id, so that a part which was divided gives back as a whole.
+            match receipts.iter_mut().find(|(own, _)| *own == part.partition) {
+                Some((_, known)) => known.append(&receipt),
+                None => receipts.push((part.partition, receipt)),
+            }
+        }
+        let give_back = |receipt: Receipt| {
+            let credit = Some(receipt.id());
+            Command::GiveBack { receipt: Box::new(receipt), credit }
+        };
+        receipts.into_iter().map(|(partition, receipt)| (partition, give_back(receipt))).collect()
     }
 }
 
@@ -285,6 +311,9 @@ impl Part {
             if let (Some(settled), Some(joined)) = (outcome.settled.get(own), whole.settled.get_mut(*place)) {
                 let mark = settled.mark.filter(|_| !uncharged);
                 *joined = Settled { mark, ..*settled };
+                if let Some(history) = whole.histories.get_mut(*place) {
+                    *history = outcome.history(own);
+                }
             }
             if outcome.would_warn(own) {
                 whole.would_warn |= bit(*place);

@@ -25,6 +25,7 @@ pub use threshold_core::command::{
 use threshold_core::lockout::{Account, UnknownAttempt};
 pub use threshold_core::policy::Placed;
 use threshold_core::receipt::CommitError;
+pub use threshold_core::receipt::HoldTerms;
 pub use threshold_core::{Digest, Outcome, OwnedBill, Plan, Timestamp};
 
 #[cfg(feature = "memory")]
@@ -124,6 +125,24 @@ pub trait Store: Send + Sync {
         now: Timestamp,
         outcome: &mut Outcome,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Settles a plan and, if it is allowed, holds its charges as a reservation with the plan's id.
+    fn reserve(
+        &self,
+        plan: &Plan<'_>,
+        terms: &HoldTerms,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        let (bill, terms) = (Box::new(plan.bill().to_owned()), Box::new(terms.clone()));
+        async move {
+            match self.execute(Command::Reserve { bill, terms }, now).await? {
+                Answer::Settled(settled) => *outcome = *settled,
+                other => return Err(StoreError::unexpected(other)),
+            }
+            Ok(())
+        }
+    }
 
     /// Executes a command in one atomic step: every other operation on stored records.
     fn execute(&self, command: Command, now: Timestamp) -> impl Future<Output = Result<Answer, StoreError>> + Send;

@@ -421,7 +421,7 @@ fn a_full_store_returns_full_from_execute() {
     for _ in 0..=ROOM {
         let (_, receipt) = limiter.check_with_receipt(&user("u")).unwrap();
         let receipt = Box::new(receipt.unwrap());
-        let command = Command::Reserve { receipt, ttl: Span::HOUR, on_expire: OnExpire::Charge };
+        let command = Command::SaveReservation { receipt, ttl: Span::HOUR, on_expire: OnExpire::Charge };
         last = runtime.block_on(limiter.store().execute(command, now));
     }
     assert_eq!(last, Err(StoreError::Full));

@@ -46,7 +46,7 @@ impl Store for Fallible {
     }
 
     async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
-        if self.fails && matches!(command, Command::GiveBack(_)) {
+        if self.fails && matches!(command, Command::GiveBack { .. }) {
             return Err(StoreError::Unavailable);
         }
         self.inner.execute(command, now).await

@@ -14,9 +14,9 @@ use threshold_core::decision::Degraded;
 use threshold_core::key::Partition;
 use threshold_core::plan::{Subject, Verb};
 use threshold_core::policy::{Consistency, OnStoreError, Placed};
-use threshold_core::receipt::Adjustment;
+use threshold_core::receipt::HoldTerms;
 use threshold_core::split::{Mixed, Side};
-use threshold_core::{Answer, Balance, Command, Digest, Format, Outcome, Plan, Timestamp, TraceId};
+use threshold_core::{Answer, Balance, Command, Digest, Format, Outcome, OwnedBill, Plan, Timestamp, TraceId};
 use threshold_limiter::store::partitioned::{self, PartitionError, Partitions};
 use threshold_limiter::store::{Kind, Listed, Store, StoreError};
 use worker::send::{SendFuture, SendWrapper};
@@ -187,6 +187,7 @@ impl ObjectStore {
         &self,
         plan: &Plan<'_>,
         eventual: &[KvCharge<'_>],
+        hold: Option<&HoldTerms>,
         now: Timestamp,
     ) -> Result<Outcome, StoreError> {
         let mut degraded = None;
@@ -218,7 +219,7 @@ impl ObjectStore {
                 if mixed.eventual_denies(&looked) && plan.verb() == Verb::Check {
                     None
                 } else {
-                    let strong = partitioned::settle(&self.call(), Box::new(bill)).await?;
+                    let strong = self.settle_strong(bill, hold.map(|terms| mixed.strong_terms(terms))).await?;
                     if mixed.strong_denies(&strong) {
                         return Ok(degrade(mixed.join(Some(&strong), &looked), degraded));
                     }
@@ -244,7 +245,43 @@ impl ObjectStore {
                 return Err(StoreError::Unavailable);
             }
         }
-        Ok(degrade(mixed.join(strong.as_ref(), &charged), degraded))
+        let outcome = mixed.join(strong.as_ref(), &charged);
+        // What an object holds is saved with it. Of what is in KV alone, somebody still ends the reservation.
+        if let Some(terms) = hold.filter(|_| strong.is_none() && !is_denied) {
+            self.execute(terms.saving(plan.holding(&outcome)), now).await?;
+        }
+        Ok(degrade(outcome, degraded))
+    }
+
+    async fn settle_or_hold(
+        &self,
+        plan: &Plan<'_>,
+        hold: Option<&HoldTerms>,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> Result<(), StoreError> {
+        let charges = plan.charges().iter().map(Charge::key);
+        let keys = charges.chain(plan.subjects().iter().map(Subject::key));
+        // In another object a budget would be full again.
+        if keys.into_iter().any(|key| self.place(key).is_none()) {
+            return Err(StoreError::Unavailable);
+        }
+        let eventual = Kv::charges(plan, now, |key| self.place(key));
+        let settled = if eventual.is_empty() {
+            self.settle_strong(plan.bill().to_owned(), hold.cloned()).await
+        } else {
+            self.settle_mixed(plan, &eventual, hold, now).await
+        };
+        *outcome = settled.inspect_err(|error| self.warn_of_plan(plan, *error))?;
+        Ok(())
+    }
+
+    /// Settles a bill in the objects, and holds there what it charges.
+    async fn settle_strong(&self, bill: OwnedBill, hold: Option<HoldTerms>) -> Result<Outcome, StoreError> {
+        match hold {
+            Some(terms) => partitioned::reserve(&self.call(), Box::new(bill), &terms).await,
+            None => partitioned::settle(&self.call(), Box::new(bill)).await,
+        }
     }
 
     /// Logs which rules are decided without the store, and how.
@@ -277,10 +314,9 @@ impl ObjectStore {
 
     /// Gives back what objects were charged, after the answer.
     fn give_back_later(&self, command: &Command) {
-        let Command::GiveBack(receipt) = command else { return };
+        let Command::GiveBack { receipt, credit } = command else { return };
         let call = self.call();
-        let parts = Adjustment::giving_back(receipt).split(|key| call.partition(key)).into_iter();
-        call.execute_later(parts.map(|(partition, part)| (partition, Command::Adjust(Box::new(part)))).collect());
+        call.execute_later(partitioned::giving_back(&call, receipt, *credit));
     }
 }
 
@@ -314,20 +350,17 @@ impl Store for ObjectStore {
     }
 
     async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
-        let charges = plan.charges().iter().map(Charge::key);
-        let keys = charges.chain(plan.subjects().iter().map(Subject::key));
-        // In another object a budget would be full again.
-        if keys.into_iter().any(|key| self.place(key).is_none()) {
-            return Err(StoreError::Unavailable);
-        }
-        let eventual = Kv::charges(plan, now, |key| self.place(key));
-        let settled = if eventual.is_empty() {
-            partitioned::settle(&self.call(), Box::new(plan.bill().to_owned())).await
-        } else {
-            self.settle_mixed(plan, &eventual, now).await
-        };
-        *outcome = settled.inspect_err(|error| self.warn_of_plan(plan, *error))?;
-        Ok(())
+        self.settle_or_hold(plan, None, now, outcome).await
+    }
+
+    async fn reserve(
+        &self,
+        plan: &Plan<'_>,
+        terms: &HoldTerms,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> Result<(), StoreError> {
+        self.settle_or_hold(plan, Some(terms), now, outcome).await
     }
 
     async fn execute(&self, command: Command, _: Timestamp) -> Result<Answer, StoreError> {
@@ -398,8 +431,13 @@ impl Partitions for Call<'_> {
 
     async fn execute(&self, partition: Partition, command: Command) -> Result<Answer, PartitionError> {
         // What KV has counted stays counted: another isolate may have read and written it since.
-        if partition == IN_KV && matches!(command, Command::Adjust(_) | Command::GiveBack(_)) {
-            return Ok(Answer::Done);
+        match command {
+            Command::GiveBack { .. } if partition == IN_KV => return Ok(Answer::Done),
+            Command::Refund(_) if partition == IN_KV => return Ok(Answer::Refunded { first: true }),
+            Command::Commit { .. } | Command::Release { .. } | Command::Expire { .. } if partition == IN_KV => {
+                return Ok(Answer::Ended(Ok(Vec::new())));
+            }
+            _ => {}
         }
         let object = self.object(partition).ok_or(StoreError::Unavailable)?;
         Ok(self.store.send(object, command).await?)

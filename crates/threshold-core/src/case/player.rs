@@ -214,7 +214,7 @@ impl LedgerPlayer {
                     && let Some(fields) = answer.as_object_mut()
                 {
                     let (id, ttl) = (receipt.id(), Span::from_secs(ttl));
-                    self.execute(&Command::Reserve { receipt: Box::new(receipt), ttl, on_expire }, now);
+                    self.execute(&Command::SaveReservation { receipt: Box::new(receipt), ttl, on_expire }, now);
                     fields.insert("reservation".to_owned(), json!(id.to_string()));
                 }
                 answer

@@ -1,15 +1,12 @@
 //! The end of reservations: by a commit, a release, or their expiry.
 //!
-//! A store that has the record and the balances under one lock ends a reservation in one step. A store of partitions ends the
-//! record first, and then changes the balances in their partitions.
-
-use arrayvec::ArrayVec;
+//! A reservation is held beside the balances that it has charged, and both change in one step. A store of partitions has one in each
+//! of them, and a record elsewhere that says which partitions these are; that one ends first, so that all end in the same way.
 
 use super::{Answer, Records, ReservationEnd};
+use crate::bill::Bill;
 use crate::key::{Digest, TraceId};
-use crate::limit::Limit;
-use crate::plan::MAX_CHARGES;
-use crate::receipt::{Adjustment, CommitError, Reservation};
+use crate::receipt::{Adjustment, CommitError, HoldTerms, OnExpire, Receipt, Reservation};
 use crate::time::Timestamp;
 
 /// Ends the reservations that have expired, in the order of their expiry. Every command that reads or changes a balance does
@@ -23,21 +20,55 @@ pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Erro
     while let Some(mut reservation) = records.take_expired(now)? {
         remember(&reservation, records, now)?;
         if let Some(adjustment) = reservation.expire(now) {
-            adjust(&adjustment, records, now)?;
+            records.adjust(&adjustment, now)?;
         }
     }
     Ok(())
 }
 
-/// Saves a new reservation.
+/// Saves a new reservation of charges that were made before.
+pub(super) fn save<R: Records>(reservation: Reservation, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
+    expire(records, now)?;
+    records.save_reservation(reservation, now)?;
+    Ok(Answer::Done)
+}
+
+/// Settles a bill, and holds what it charges.
 pub(super) fn reserve<R: Records>(
-    reservation: Reservation,
+    bill: &Bill<'_>,
+    terms: &HoldTerms,
     records: &mut R,
     now: Timestamp,
 ) -> Result<Answer, R::Error> {
     expire(records, now)?;
-    records.save_reservation(reservation, now)?;
-    Ok(Answer::Done)
+    // Saved before anything is charged: in a store without room for it nothing may be charged either.
+    let empty = Receipt::of_nothing(bill.trace(), now);
+    records.save_reservation(Reservation::new(empty, terms.ttl, OnExpire::Charge), now)?;
+    let answer = super::bill::settle(bill, records, now)?;
+    let Answer::Settled(outcome) = &answer else { return Ok(answer) };
+    if bill.is_denied(outcome) {
+        records.forget_reservation(bill.trace, now)?;
+    } else {
+        let held = Receipt::holding(bill, terms, outcome);
+        records.save_reservation(Reservation::new(held, terms.ttl, terms.on_expire), now)?;
+    }
+    Ok(answer)
+}
+
+/// Releases a reservation, if it is open.
+pub(super) fn release<R: Records>(
+    mut reservation: Reservation,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<(), R::Error> {
+    if !reservation.is_open() {
+        return Ok(());
+    }
+    if let Ok(adjustment) = reservation.release(now) {
+        records.save_reservation(reservation, now)?;
+        records.adjust(&adjustment, now)?;
+    }
+    Ok(())
 }
 
 /// Ends a reservation and changes its balances in one step.
@@ -52,11 +83,11 @@ pub(super) fn end<R: Records>(
         Ok(ended) => ended,
         Err(error) => return Ok(Answer::Ended(Err(error))),
     };
-    adjust(&adjustment, records, now)?;
+    records.adjust(&adjustment, now)?;
     Ok(Answer::Ended(Ok(keys)))
 }
 
-/// Ends the record of a reservation. Its balances stay as they are.
+/// Ends the record of a reservation whose charges are held elsewhere. Its balances stay as they are.
 pub(super) fn end_record<R: Records>(
     id: TraceId,
     how: &ReservationEnd,
@@ -64,13 +95,7 @@ pub(super) fn end_record<R: Records>(
     now: Timestamp,
 ) -> Result<Answer, R::Error> {
     let ended = end_reservation(id, how, records, now)?;
-    Ok(Answer::Adjustment(ended.map(|(_, adjustment)| Box::new(adjustment))))
-}
-
-/// Changes balances as the end of a reservation says.
-pub(super) fn adjust<R: Records>(adjustment: &Adjustment, records: &mut R, now: Timestamp) -> Result<(), R::Error> {
-    let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = adjustment.charges().collect();
-    records.balances(&charges, now, |balances| adjustment.apply(balances, now))
+    Ok(Answer::Ended(ended.map(|(keys, _)| keys)))
 }
 
 /// The keys of an ended reservation and the changes of its balances, or why it was not ended.

@@ -187,9 +187,9 @@ pub(crate) trait LimitAlgorithm: Copy + Eq + fmt::Debug {
         None
     }
 
-    /// What a store's script needs to charge `cost` to a state that was written under these figures: the numbers that
-    /// `settle.lua` takes for the shape of the state. `None` if the script does not know the state.
-    fn charge_shape(&self, _cost: u64) -> Option<Shaped> {
+    /// What a store's script needs to charge `cost` for the request `id` to a state that was written under these figures: the numbers
+    /// that `charge.lua` takes for the shape of the state. `None` if the script does not know the state.
+    fn charge_shape(&self, _cost: u64, _id: TraceId) -> Option<Shaped> {
         None
     }
 

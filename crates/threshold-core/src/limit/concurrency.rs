@@ -5,6 +5,7 @@ use std::fmt;
 use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm, LimitOption, read_time, write_time};
 use super::words::quantity;
 use super::{LimitError, Look, MAX_CONCURRENCY, MAX_PERIOD, Mark, Unit};
+use crate::balance::Shaped;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -14,6 +15,9 @@ pub(crate) const MAX_HOLDS: usize = 2 * MAX_CONCURRENCY as usize;
 
 /// How much the newest holding time counts in the mean: an eighth, as in TCP's estimate of the round trip (RFC 6298).
 const NEWEST_WEIGHT: u32 = 8;
+/// How many bits of an id are in one number of a script, which is exact below 2^53.
+const ID_BITS: u32 = 43;
+const ID_PART: u64 = (1 << ID_BITS) - 1;
 /// The earliest guess. `Retry-After` has whole seconds.
 const SOONEST: Span = Span::SECOND;
 
@@ -63,6 +67,9 @@ pub(crate) struct Hold {
 }
 
 impl Holds {
+    /// Its shape in scripts.
+    const SHAPE: u8 = 6;
+
     fn in_flight(&self, now: Timestamp) -> &[Hold] {
         let ended = self.holds.partition_point(|hold| hold.expires <= now);
         self.holds.get(ended..).unwrap_or_default()
@@ -234,6 +241,24 @@ impl LimitAlgorithm for Concurrency {
         }
         Mark::new(expires, amount)
     }
+
+    fn charge_shape(&self, cost: u64, id: TraceId) -> Option<Shaped> {
+        let figures = [self.quota, self.ttl.micros(), cost, u64::from(Millis::round_up(self.ttl).0)];
+        Some(Shaped { shape: Holds::SHAPE, numbers: [figures.as_slice(), &parts_of(id)].concat() })
+    }
+}
+
+/// Returns an id as three numbers that a script can hold.
+fn parts_of(id: TraceId) -> [u64; 3] {
+    let part = |shift: u32| u64::try_from((id.to_u128() >> shift) & u128::from(ID_PART)).unwrap_or(0);
+    [part(2 * ID_BITS), part(ID_BITS), part(0)]
+}
+
+/// Returns the id of three numbers, unless no id has them.
+fn id_of_parts(parts: [u64; 3]) -> Option<TraceId> {
+    let [high, middle, low] = parts.map(u128::from);
+    let id = high.checked_shl(2 * ID_BITS)? | (middle << ID_BITS) | low;
+    (parts_of(TraceId::from_u128(id)) == parts).then(|| TraceId::from_u128(id))
 }
 
 impl AlgorithmState for Holds {
@@ -250,6 +275,30 @@ impl AlgorithmState for Holds {
     }
 
     fn set_terms(&self, _figures: &mut Figures) {}
+
+    fn to_shape(&self) -> Option<Shaped> {
+        let mut numbers = vec![self.ttl.0.into(), self.mean.0.into()];
+        for Hold { id, cost, expires } in &self.holds {
+            numbers.extend(parts_of(*id));
+            numbers.extend([*cost, expires.micros()]);
+        }
+        Some(Shaped { shape: Self::SHAPE, numbers })
+    }
+
+    fn from_shape(shaped: &Shaped) -> Option<Self> {
+        let (Self::SHAPE, [ttl, mean, holds @ ..]) = (shaped.shape, &shaped.numbers[..]) else { return None };
+        let (rows, rest) = holds.as_chunks::<5>();
+        let millis = |number: u64| u32::try_from(number).ok().map(Millis);
+        let hold = |[high, middle, low, cost, expires]: &[u64; 5]| {
+            let id = id_of_parts([*high, *middle, *low])?;
+            Some(Hold { id, cost: *cost, expires: Timestamp::from_micros(*expires) })
+        };
+        let holds: Vec<Hold> = rows.iter().map(hold).collect::<Option<_>>()?;
+        // `in_flight` searches by bisection, which is wrong on holds out of order.
+        let in_order = holds.is_sorted_by(|one, next| one.expires <= next.expires);
+        let is_sound = rest.is_empty() && holds.len() <= MAX_HOLDS && in_order;
+        Some(Self { holds, ttl: millis(*ttl)?, mean: millis(*mean)? }).filter(|_| is_sound)
+    }
 
     /// What is not given back stays in flight.
     fn give_back(&mut self, mark: &Mark, now: Timestamp, id: TraceId) {

@@ -230,7 +230,7 @@ impl LimitAlgorithm for FixedWindow {
         Mark::new(window.start, amount)
     }
 
-    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+    fn charge_shape(&self, cost: u64, _id: TraceId) -> Option<Shaped> {
         let from_first = u64::from(self.anchor == Anchor::First);
         let numbers = vec![self.quota, self.period.micros(), from_first, cost];
         Some(Shaped { shape: WindowCount::SHAPE, numbers })

@@ -241,7 +241,7 @@ impl LimitAlgorithm for SlidingEstimate {
         self.add(state, cost, now)
     }
 
-    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+    fn charge_shape(&self, cost: u64, _id: TraceId) -> Option<Shaped> {
         Some(Shaped { shape: TwoWindows::SHAPE, numbers: vec![self.quota, self.period.micros(), cost] })
     }
 

@@ -128,7 +128,7 @@ impl LimitAlgorithm for SlidingLog {
         self.at(now).charge(state, cost, now)
     }
 
-    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+    fn charge_shape(&self, cost: u64, _id: TraceId) -> Option<Shaped> {
         self.at(Timestamp::EPOCH).charge_shape(Span::ZERO, cost)
     }
 }

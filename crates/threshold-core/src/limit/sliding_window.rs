@@ -128,7 +128,7 @@ impl LimitAlgorithm for SlidingWindow {
         self.at(now).charge(state, cost, now)
     }
 
-    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+    fn charge_shape(&self, cost: u64, _id: TraceId) -> Option<Shaped> {
         // The script computes `kept_at` from its own clock and the grain, so the time given here does not matter.
         self.at(Timestamp::EPOCH).charge_shape(self.grain(), cost)
     }

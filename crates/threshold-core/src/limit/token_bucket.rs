@@ -508,7 +508,7 @@ impl LimitAlgorithm for TokenBucket {
         Some((look, charged, Mark::new(look.reset_if_charged, cost)))
     }
 
-    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+    fn charge_shape(&self, cost: u64, _id: TraceId) -> Option<Shaped> {
         let split = |cost: u64| {
             let (micros, fraction) = self.interval.split(self.interval.cost(cost));
             [micros.micros(), fraction]
@@ -549,18 +549,31 @@ impl AlgorithmState for Bucket {
     }
 
     fn to_shape(&self) -> Option<Shaped> {
-        let Self::Plain(Level { full_at, fraction, quota, period }) = self else { return None };
-        let numbers = vec![full_at.micros(), *fraction, *quota, period.micros()];
-        Some(Shaped { shape: Level::SHAPE, numbers })
+        let Level { full_at, fraction, quota, period } = self.level();
+        let mut numbers = vec![full_at.micros(), *fraction, *quota, period.micros()];
+        let Self::Refunded(refunded) = self else { return Some(Shaped { shape: Level::SHAPE, numbers }) };
+        numbers.extend(refunded.script_numbers());
+        Some(Shaped { shape: RefundedBucket::SHAPE, numbers })
     }
 
     fn from_shape(shaped: &Shaped) -> Option<Self> {
-        let (Level::SHAPE, [full_at, fraction, quota, period]) = (shaped.shape, &shaped.numbers[..]) else {
-            return None;
+        let (level, refunded) = match (shaped.shape, &shaped.numbers[..]) {
+            (Level::SHAPE, [full_at, fraction, quota, period]) => ([*full_at, *fraction, *quota, *period], None),
+            (RefundedBucket::SHAPE, [full_at, fraction, quota, period, refunded @ ..]) => {
+                ([*full_at, *fraction, *quota, *period], Some(<[u64; 4]>::try_from(refunded).ok()?))
+            }
+            _ => return None,
         };
-        let full_at = Timestamp::from_micros(*full_at);
-        let level = Level { full_at, fraction: *fraction, quota: *quota, period: Span::from_micros(*period) };
-        level.is_sound().then_some(Self::Plain(level))
+        let [full_at, fraction, quota, period] = level;
+        let full_at = Timestamp::from_micros(full_at);
+        let level = Level { full_at, fraction, quota, period: Span::from_micros(period) };
+        if !level.is_sound() {
+            return None;
+        }
+        match refunded {
+            None => Some(Self::Plain(level)),
+            Some(numbers) => Some(Self::Refunded(Box::new(RefundedBucket::of_script(level, numbers)?))),
+        }
     }
 
     fn give_back(&mut self, mark: &Mark, now: Timestamp, _id: TraceId) {

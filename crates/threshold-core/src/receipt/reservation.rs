@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::{Charges, OwnedCost, Receipt};
+use super::{Charges, History, OwnedCost, Receipt};
 use crate::balance::Balance;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, Partition, TraceId};
@@ -91,47 +91,25 @@ impl Adjustment {
         self.less.charged.is_empty() && self.more.charged.is_empty()
     }
 
+    /// Leaves out what is given back to another history than that which its partition has now: the store has lost that charge.
+    #[must_use]
+    pub fn in_history(&self, present: impl Fn(Digest) -> History) -> Self {
+        let mut rest = self.clone();
+        rest.less.charged.retain(|charged| charged.history.counts_in(present(charged.key)));
+        rest
+    }
+
     /// Returns the keys of the balances, each with its limit, in the order in which [`apply`](Self::apply) takes them.
     pub fn charges(&self) -> impl Iterator<Item = (Digest, Limit)> {
         self.less.charges().chain(self.more.charges())
     }
 
-    /// Splits it into parts, each with the charges that `place` assigns to the same place.
-    #[must_use]
-    pub fn split<P: Copy + PartialEq>(&self, place: impl Fn(Digest) -> P) -> Vec<(P, Self)> {
-        let mut parts: Vec<(P, Self)> = Vec::new();
-        let mut part = |place: P| match parts.iter().position(|(own, _)| *own == place) {
-            Some(at) => at,
-            None => {
-                parts.push((place, Self { as_of: self.as_of, ..Self::none(&self.less) }));
-                parts.len().saturating_sub(1)
-            }
-        };
-        let places: Vec<usize> = self.charges().map(|(key, _)| part(place(key))).collect();
-        let (less, more) = places.split_at(self.less.charged.len().min(places.len()));
-        for (at, charged) in less.iter().zip(&self.less.charged) {
-            if let Some((_, part)) = parts.get_mut(*at) {
-                part.less.charged.push(*charged);
-            }
-        }
-        for (at, charged) in more.iter().zip(&self.more.charged) {
-            if let Some((_, part)) = parts.get_mut(*at) {
-                part.more.charged.push(*charged);
-            }
-        }
-        parts
-    }
-
-    /// Returns each charge as a store's script gives it back, with its key. `None` if the script cannot do it: it makes no charges, gives
-    /// back as of the present, and each key once.
+    /// Returns each change as a store's script makes it, with the key of its balance. `None` if a script does not know one of them.
     #[must_use]
     pub fn to_script(&self) -> Option<Vec<(Digest, Vec<u8>)>> {
-        let charges = self.less.to_script()?;
-        let is_repeated = |(place, (key, _)): (usize, &(Digest, Vec<u8>))| {
-            charges.iter().take(place).any(|(earlier, _)| earlier == key)
-        };
-        let is_plain = self.more.charged.is_empty() && self.as_of.is_none();
-        (is_plain && !charges.iter().enumerate().any(is_repeated)).then_some(charges)
+        let less = self.less.credits_to_script(self.as_of);
+        let more = self.more.debits_to_script();
+        less.chain(more).collect()
     }
 
     /// Changes the balances. The caller ensures that this happens once.
@@ -144,25 +122,6 @@ impl Adjustment {
             let limit = charged.limit.in_terms_of(&balance.state);
             balance.charge(&limit, charged.mark.amount, now, self.more.id);
         }
-    }
-
-    /// Appends this adjustment to a larger record.
-    pub(crate) fn write(&self, out: &mut Writer) {
-        self.less.write(out);
-        self.more.write(out);
-        out.byte(u8::from(self.as_of.is_some()));
-        out.number(self.as_of.unwrap_or_default().micros());
-    }
-
-    /// Reads an adjustment from the front of a larger record.
-    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
-        let (less, more) = (Receipt::read(from)?, Receipt::read(from)?);
-        let as_of = match (from.byte()?, from.number()?) {
-            (0, 0) => None,
-            (1, at) => Some(Timestamp::from_micros(at)),
-            _ => return Err(BytesError::Malformed("adjustment")),
-        };
-        Ok(Self { less, more, as_of })
     }
 }
 
@@ -346,6 +305,19 @@ impl Reservation {
     /// On an unknown version, and on bytes that no reservation has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
+    }
+
+    /// Reads the bytes that [`to_bytes`](Self::to_bytes) returns, or that a script has written for a [hold](Self::hold_to_script).
+    ///
+    /// # Errors
+    /// As for [`from_bytes`](Self::from_bytes).
+    pub fn from_script(bytes: &[u8]) -> Result<Self, BytesError> {
+        Self::held_by_script(bytes).unwrap_or_else(|| Self::from_bytes(bytes))
+    }
+
+    /// Returns an open reservation of these charges that ends at a time.
+    pub(super) fn open(receipt: Receipt, expires: Timestamp, on_expire: OnExpire) -> Self {
+        Self { receipt, expires, on_expire, stage: Stage::Open }
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {

@@ -2,11 +2,13 @@
 
 use arrayvec::ArrayVec;
 
+use crate::balance::Checked;
 use crate::decision::Degraded;
 use crate::key::Digest;
 use crate::ladder::{Penalty, Rung};
 use crate::limit::{Look, Mark};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS};
+use crate::receipt::History;
 use crate::time::Timestamp;
 
 /// The result of settling a bill.
@@ -43,6 +45,8 @@ pub struct Outcome {
     pub(crate) unread: u16,
     /// Why part of the bill was settled without its records. It is not sent either.
     pub(crate) degraded: Option<Degraded>,
+    /// For each charge the history of its partition; empty in a store that has only one. It is not sent either.
+    pub(crate) histories: ArrayVec<History, MAX_CHARGES>,
 }
 
 /// The result of one charge.
@@ -123,6 +127,29 @@ impl Outcome {
         self.degraded = Some(reason);
     }
 
+    /// Sets the history of the partition that every charge lies in.
+    pub fn set_history(&mut self, history: History) {
+        self.histories = self.settled.iter().map(|_| history).collect();
+    }
+
+    /// Returns whether the `index`th charge had room.
+    #[must_use]
+    pub fn fits(&self, index: usize) -> bool {
+        self.settled.get(index).is_some_and(|settled| settled.look.allowed && settled.exception == Exception::None)
+    }
+
+    /// Returns what was found of the only charge of a bill, as a check of one limit answers it.
+    #[must_use]
+    pub fn checked(&self) -> Option<Checked> {
+        let settled = self.settled.first()?;
+        Some(Checked { look: settled.look, mark: settled.mark, changed: self.balance_changed(0) })
+    }
+
+    /// Returns the history of the partition of the `index`th charge.
+    pub(crate) fn history(&self, index: usize) -> History {
+        self.histories.get(index).copied().unwrap_or_default()
+    }
+
     /// Returns whether anything must be saved. A denial usually changes nothing.
     #[must_use]
     pub fn changed(&self) -> bool {
@@ -178,6 +205,7 @@ impl Outcome {
         self.changed_standings = 0;
         self.unread = 0;
         self.degraded = None;
+        self.histories.clear();
     }
 
     pub(super) fn mark_balance(&mut self, index: usize) {

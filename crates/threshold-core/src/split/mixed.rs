@@ -11,7 +11,7 @@ use crate::command::Command;
 use crate::key::{Digest, Partition};
 use crate::limit::Look;
 use crate::plan::{MAX_CHARGES, Verb};
-use crate::receipt::Receipt;
+use crate::receipt::{HoldTerms, Receipt};
 use crate::settle::{Exception, Outcome, Settled, bit};
 use crate::time::Timestamp;
 
@@ -75,6 +75,12 @@ impl Mixed {
         has_records.then(|| part_of(&self.bill, &self.strong, true, true))
     }
 
+    /// Returns the part of a reservation that the strong store holds.
+    #[must_use]
+    pub fn strong_terms(&self, terms: &HoldTerms) -> HoldTerms {
+        terms.of_charges(&self.strong.charges)
+    }
+
     /// Returns the bill of the eventual store; a peek, unless it `charges`.
     #[must_use]
     pub fn eventual(&self, charges: bool) -> OwnedBill {
@@ -98,8 +104,9 @@ impl Mixed {
     /// Returns the command that gives back what the strong store has charged, after the eventual one has denied.
     #[must_use]
     pub fn give_back(&self, strong: &Outcome) -> Option<Command> {
-        let receipt = Receipt::of_bill(&self.strong()?.as_bill(), strong)?;
-        (self.bill.verb == Verb::Check).then(|| Command::GiveBack(Box::new(receipt)))
+        let receipt = Box::new(Receipt::of_bill(&self.strong()?.as_bill(), strong)?);
+        let credit = Some(receipt.id());
+        (self.bill.verb == Verb::Check).then_some(Command::GiveBack { receipt, credit })
     }
 
     /// Returns the outcome of the whole bill. A store without an outcome was not asked. Nothing is charged if one of them denies.
@@ -167,7 +174,7 @@ mod tests {
         assert_eq!(plan.decide(&outcome).degraded, Some(Degraded::Timeout));
         // It was full only when it was charged: the strong one gives back what it was charged in between.
         let strong = settle(&mixed.strong().unwrap().as_bill(), &mut strong_balance, &mut [], NOW);
-        let Some(Command::GiveBack(receipt)) = mixed.give_back(&strong) else { panic!("it was charged") };
+        let Some(Command::GiveBack { receipt, .. }) = mixed.give_back(&strong) else { panic!("it was charged") };
         assert_eq!(receipt.keys().collect::<Vec<_>>(), [plan.charges()[0].key()]);
         assert!(plan.receipt(&mixed.join(Some(&strong), &full)).is_none());
     }

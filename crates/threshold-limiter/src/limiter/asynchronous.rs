@@ -298,7 +298,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 /// Returns the keys under which a request may be decided otherwise after this command than before it.
 fn changed_keys(command: &Command) -> Vec<Digest> {
     match command {
-        Command::Refund(receipt) | Command::GiveBack(receipt) | Command::Renew(receipt) => receipt.keys().collect(),
+        Command::Refund(receipt) | Command::GiveBack { receipt, .. } | Command::Renew(receipt) => {
+            receipt.keys().collect()
+        }
         Command::Pause { keys, .. } | Command::Forgive { keys } => keys.all().collect(),
         Command::Credit { key, .. } => vec![*key],
         // The keys of a reservation come with the answer. Other commands change nothing that a denial depends on.

@@ -208,7 +208,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 continue;
             }
             let keys: Vec<Digest> = match &withdrawal {
-                Command::GiveBack(receipt) => receipt.keys().collect(),
+                Command::GiveBack { receipt, .. } => receipt.keys().collect(),
                 _ => Vec::new(),
             };
             match self.execute(withdrawal.clone()).await {
@@ -240,7 +240,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let bill = bill.as_bill();
         match answer {
             Ok(outcome) => match Receipt::of_bill(&bill, &outcome) {
-                Some(receipt) if !is_admitted => return Some(Command::GiveBack(Box::new(receipt))),
+                Some(receipt) if !is_admitted => {
+                    let credit = Some(receipt.id());
+                    return Some(Command::GiveBack { receipt: Box::new(receipt), credit });
+                }
                 // It was denied, and so the store does not know a request that was admitted.
                 None if is_admitted => self.blind.add(&bill, since),
                 Some(_) | None => {}
@@ -263,13 +266,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             ) => Some(Command::WithdrawLogin { login, attempt }),
             (Command::Limit { key, limit, id, .. }, Answer::Limited { checked, at }) => {
                 let receipt = Receipt::of_charge(id, key, &limit, checked.mark?, at);
-                Some(Command::GiveBack(Box::new(receipt)))
-            }
-            // Nobody has the id of the reservation. If its request was admitted, its charges count until it expires.
-            (Command::Reserve { receipt, .. }, Answer::Done) => {
-                let id = receipt.id();
-                let refused = self.blind.was_admitted(id).is_some_and(|(is_admitted, _)| !is_admitted);
-                refused.then_some(Command::Release { id })
+                Some(Command::GiveBack { receipt: Box::new(receipt), credit: Some(id) })
             }
             _ => None,
         }

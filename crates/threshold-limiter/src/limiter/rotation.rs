@@ -134,15 +134,26 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         outcome: &mut Outcome,
         decision: &mut Decision,
     ) -> Settled {
-        if let Some(moves) = moves {
-            // Boxed: it is needed during a rotation only, and would enlarge the future of every decision.
-            if let Err(error) = Box::pin(self.rekey(*moves)).await {
-                // Settled without them, the request would find unused limits and no penalty.
-                *decision = self.decide_without_store(plan, error, self.time());
-                return Settled::default();
-            }
+        if !self.move_records(moves, plan, decision).await {
+            return Settled::default();
         }
         self.settle(plan, outcome, decision).await
+    }
+
+    /// Moves records before a plan is settled. If that fails, decides without the store and returns false.
+    #[inline]
+    pub(super) async fn move_records(
+        &self,
+        moves: Option<Box<KeyMoves>>,
+        plan: &Plan<'_>,
+        decision: &mut Decision,
+    ) -> bool {
+        let Some(moves) = moves else { return true };
+        // Boxed: it is needed during a rotation only, and would enlarge the future of every decision.
+        let Err(error) = Box::pin(self.rekey(*moves)).await else { return true };
+        // Settled without them, the request would find unused limits and no penalty.
+        *decision = self.decide_without_store(plan, error, self.time());
+        false
     }
 
     /// Moves the records of a login attempt: the account, the budget of the address, and the caller's penalties.

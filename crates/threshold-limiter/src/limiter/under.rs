@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
-use threshold_core::command::{Answer, Command};
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
-use threshold_core::receipt::OnExpire;
+use threshold_core::receipt::{HoldTerms, OnExpire};
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Timestamp, settle};
 
 use super::denials::Moment;
@@ -15,7 +14,7 @@ use super::{Limiter, Reserved, traced};
 use crate::clock::Clock;
 use crate::observer::Operation;
 use crate::random_id;
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 /// Whether the store answered, and how long that took. Without an answer the outcome is not filled in.
 #[derive(Debug, Clone, Copy, Default)]
@@ -58,23 +57,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let start = self.start();
         let (mut plan, mut outcome) = (Plan::new(policy, Verb::Check), Outcome::default());
         let mut reserved = Reserved { decision: Decision::default(), reservation: None };
-        // Observers are notified below, of the decision that counts in the end.
-        let Settled { answered, mut in_store } =
-            self.settle_planned(&mut plan, facts, &mut outcome, &mut reserved.decision).await?;
-        if answered && reserved.decision.allowed() {
-            // The time of the store, which may differ from this clock's.
-            let now = outcome.at();
-            let receipt = Box::new(plan.holding(&outcome));
-            let id = receipt.id();
-            let command = Command::Reserve { receipt: receipt.clone(), ttl: ttl.into(), on_expire };
-            let asked = self.start();
-            let kept = self.store.execute(command, now).await;
-            in_store = in_store.saturating_add(self.since(asked));
-            match kept {
-                Ok(_) => reserved.reservation = Some(id),
-                Err(error) => reserved.decision = self.decide_unreserved(&plan, receipt, error, now).await,
-            }
+        self.plan(&mut plan, facts)?;
+        let terms = plan.hold_terms(ttl.into(), on_expire);
+        let settled = self.hold(facts, &plan, &terms, &mut outcome, &mut reserved.decision).await;
+        self.name_banned(&plan, facts, &reserved.decision);
+        if settled.answered && reserved.decision.allowed() {
+            reserved.reservation = Some(plan.trace());
         }
+        let in_store = settled.in_store;
         self.tell(Operation::Reserve, facts, &reserved.decision, policy, (start, in_store));
         Ok(reserved)
     }
@@ -147,9 +137,35 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let (now, asked) = self.time_and_start();
         if !self.store.answers_at_once() {
             // Boxed: a round trip costs more than an allocation, and the future of a store in memory stays small.
-            return Box::pin(self.settle_remotely(plan, now, outcome, decision)).await;
+            return Box::pin(self.settle_remotely(plan, None, now, outcome, decision)).await;
         }
         let answer = self.store.settle(plan, now, outcome).await;
+        let in_store = self.since(asked);
+        match answer {
+            Ok(()) => plan.conclude(outcome, decision),
+            Err(error) => *decision = self.decide_without_store(plan, error, now),
+        }
+        Settled { answered: answer.is_ok(), in_store }
+    }
+
+    /// Settles a plan of these facts, and holds what it charges. Decides like [`settle`](Self::settle).
+    async fn hold(
+        &self,
+        facts: &Facts<'_>,
+        plan: &Plan<'_>,
+        terms: &HoldTerms,
+        outcome: &mut Outcome,
+        decision: &mut Decision,
+    ) -> Settled {
+        if !self.move_records(self.moves_of(facts, plan), plan, decision).await {
+            return Settled::default();
+        }
+        plan.prepare(decision);
+        let (now, asked) = self.time_and_start();
+        if !self.store.answers_at_once() {
+            return Box::pin(self.settle_remotely(plan, Some(terms), now, outcome, decision)).await;
+        }
+        let answer = self.store.reserve(plan, terms, now, outcome).await;
         let in_store = self.since(asked);
         match answer {
             Ok(()) => plan.conclude(outcome, decision),
@@ -163,17 +179,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Moment { own: self.clock.now(), store: self.store.now() }
     }
 
-    /// Settles a plan on a store that is asked over a network, unless the answer is known without it.
+    /// Settles a plan on a store that is asked over a network, unless the answer is known without it, and holds what it charges.
     async fn settle_remotely(
         &self,
         plan: &Plan<'_>,
+        hold: Option<&HoldTerms>,
         now: Timestamp,
         outcome: &mut Outcome,
         decision: &mut Decision,
     ) -> Settled {
         let known = Settled { answered: true, in_store: Duration::ZERO };
         // Nothing is stored of a request without limits and subjects, such as one of an allow-listed caller.
-        if plan.charges().is_empty() && plan.subjects().is_empty() {
+        if plan.charges().is_empty() && plan.subjects().is_empty() && hold.is_none() {
             *outcome = settle(plan.bill(), &mut [], &mut [], now);
             plan.conclude(outcome, decision);
             return known;
@@ -184,7 +201,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
         let asked = self.denials.versions(plan);
         let start = self.start();
-        let answer = self.store.settle(plan, now, outcome).await;
+        let answer = match hold {
+            Some(terms) => self.store.reserve(plan, terms, now, outcome).await,
+            None => self.store.settle(plan, now, outcome).await,
+        };
         let in_store = self.since(start);
         match answer {
             Ok(()) => {
@@ -201,44 +221,5 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Err(error) => *decision = self.decide_without_store(plan, error, now),
         }
         Settled { answered: answer.is_ok(), in_store }
-    }
-
-    /// Decides a request that was charged, and whose reservation the store did not confirm.
-    async fn decide_unreserved(
-        &self,
-        plan: &Plan<'_>,
-        holding: Box<Receipt>,
-        error: StoreError,
-        now: Timestamp,
-    ) -> Decision {
-        let decision = self.decide_by_mode(plan, error, now);
-        let is_admitted = decision.allowed();
-        // Noted before the next call: the reservation may be confirmed late while that is under way.
-        if error == StoreError::Timeout {
-            self.blind.awaits(plan.trace(), is_admitted, now);
-        }
-        // Without a stored reservation nothing would give back the charges when its time is over.
-        let is_withdrawn = self.withdraw(holding, error, now).await;
-        // The store no longer counts a request that was admitted.
-        if is_withdrawn && is_admitted {
-            self.blind.add(plan.bill(), now);
-        }
-        decision
-    }
-
-    /// Gives back the charges of a reservation that the store did not confirm. Returns whether they were given back.
-    async fn withdraw(&self, holding: Box<Receipt>, error: StoreError, now: Timestamp) -> bool {
-        let keys: Vec<_> = holding.keys().collect();
-        let command = match error {
-            // The store has answered that it kept nothing.
-            StoreError::Full => Command::GiveBack(holding),
-            // The store may have kept the reservation all the same. A refund is remembered by id, and refused where there
-            // is a reservation, so it cannot give back twice.
-            StoreError::Timeout | StoreError::Unavailable => Command::Refund(holding),
-        };
-        // If this fails too, the charges stay until they expire. That denies too much, never too little.
-        let answered = self.store.execute(command, now).await;
-        self.made_room(keys);
-        matches!(answered, Ok(Answer::Done | Answer::Refunded { first: true }))
     }
 }

@@ -6,8 +6,8 @@ use std::pin::Pin;
 
 use super::memory::MemoryStore;
 use super::{
-    Answer, Command, Digest, Durability, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store, StoreError,
-    StoreNumbers, Timestamp,
+    Answer, Command, Digest, Durability, HoldTerms, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store,
+    StoreError, StoreNumbers, Timestamp,
 };
 
 /// The store in memory or any other, chosen at run time. If the store is known when the program is compiled, name its type: a
@@ -73,6 +73,19 @@ impl Store for AnyStore {
         match &self.0 {
             Inner::Memory(store) => store.settle(plan, now, outcome).await,
             Inner::Other(store) => store.erased_settle(plan, now, outcome).await,
+        }
+    }
+
+    async fn reserve(
+        &self,
+        plan: &Plan<'_>,
+        terms: &HoldTerms,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> Result<(), StoreError> {
+        match &self.0 {
+            Inner::Memory(store) => store.reserve(plan, terms, now, outcome).await,
+            Inner::Other(store) => store.erased_reserve(plan, terms, now, outcome).await,
         }
     }
 
@@ -181,6 +194,14 @@ trait ErasedStore: Send + Sync {
 
     fn erased_settle<'a>(&'a self, plan: &'a Plan<'_>, now: Timestamp, outcome: &'a mut Outcome) -> Boxed<'a, ()>;
 
+    fn erased_reserve<'a>(
+        &'a self,
+        plan: &'a Plan<'_>,
+        terms: &'a HoldTerms,
+        now: Timestamp,
+        outcome: &'a mut Outcome,
+    ) -> Boxed<'a, ()>;
+
     fn erased_execute(&self, command: Command, now: Timestamp) -> Boxed<'_, Answer>;
 
     fn erased_list(&self, kind: Kind, after: Option<Digest>, limit: usize, now: Timestamp) -> Boxed<'_, Vec<Listed>>;
@@ -219,6 +240,16 @@ impl<S: Store> ErasedStore for S {
 
     fn erased_settle<'a>(&'a self, plan: &'a Plan<'_>, now: Timestamp, outcome: &'a mut Outcome) -> Boxed<'a, ()> {
         Box::pin(Store::settle(self, plan, now, outcome))
+    }
+
+    fn erased_reserve<'a>(
+        &'a self,
+        plan: &'a Plan<'_>,
+        terms: &'a HoldTerms,
+        now: Timestamp,
+        outcome: &'a mut Outcome,
+    ) -> Boxed<'a, ()> {
+        Box::pin(Store::reserve(self, plan, terms, now, outcome))
     }
 
     fn erased_execute(&self, command: Command, now: Timestamp) -> Boxed<'_, Answer> {

@@ -33,9 +33,13 @@ use threshold_core::command::{Answer, Command, execute, expire};
 use threshold_core::control::{ControlChange, ControlLog};
 use threshold_core::ladder::Standing;
 use threshold_core::plan::{MAX_CHARGES, Verb};
-use threshold_core::{Balance, Balances as _, Bill, Digest, Limit, Outcome, Plan, Timestamp, TraceId, settle_into};
+use threshold_core::{
+    Balance, Balances as _, Bill, Digest, Limit, Outcome, Plan, Receipt, Timestamp, TraceId, settle_into,
+};
 
-use super::{ChangeSink, Durability, ImmediateStore, KeyUsage, Kind, Listed, Store, StoreError, StoreNumbers};
+use super::{
+    ChangeSink, Durability, HoldTerms, ImmediateStore, KeyUsage, Kind, Listed, Store, StoreError, StoreNumbers,
+};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use accounts::Accounts;
@@ -320,12 +324,27 @@ impl Store for MemoryStore {
         ready(self.settle_now(plan.bill(), Some(plan), now, outcome))
     }
 
+    fn reserve(
+        &self,
+        plan: &Plan<'_>,
+        terms: &HoldTerms,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        ready(self.reserve_now((plan.bill(), Some(plan)), terms, now, outcome))
+    }
+
     fn execute(&self, command: Command, now: Timestamp) -> impl Future<Output = Result<Answer, StoreError>> + Send {
         ready(match command {
             // Other commands lock records one by one. The balances and standings of a bill must be locked together.
             Command::Settle(bill) => {
                 let mut outcome = Box::new(Outcome::default());
                 self.settle_now(&bill.as_bill(), None, now, &mut outcome).map(|()| Answer::Settled(outcome))
+            }
+            Command::Reserve { bill, terms } => {
+                let mut outcome = Box::new(Outcome::default());
+                let reserved = self.reserve_now((&bill.as_bill(), None), &terms, now, &mut outcome);
+                reserved.map(|()| Answer::Settled(outcome))
             }
             command => execute(&command, &mut OpenRecords::new(self), now),
         })
@@ -368,6 +387,27 @@ impl Store for MemoryStore {
 impl ImmediateStore for MemoryStore {}
 
 impl MemoryStore {
+    /// Settles a bill, and saves a reservation of its charges. Without room for that it gives them back.
+    fn reserve_now(
+        &self,
+        (bill, plan): (&Bill<'_>, Option<&Plan<'_>>),
+        terms: &HoldTerms,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> Result<(), StoreError> {
+        self.settle_now(bill, plan, now, outcome)?;
+        if bill.is_denied(outcome) {
+            return Ok(());
+        }
+        let holding = Receipt::holding(bill, terms, outcome);
+        let saved = execute(&terms.saving(holding.clone()), &mut OpenRecords::new(self), now);
+        if saved.is_err() {
+            let give_back = Command::GiveBack { receipt: Box::new(holding), credit: None };
+            execute(&give_back, &mut OpenRecords::new(self), now)?;
+        }
+        saved.map(drop)
+    }
+
     /// Settles a bill. `plan` has the keys that stand in for its own where there is no room.
     #[inline(always)]
     pub(crate) fn settle_now(

@@ -1,8 +1,8 @@
 //! Commands on a store of partitions, each of which executes a command on its own records in one atomic step.
 //!
-//! No step spans two partitions. A command on several of them is carried out in an order that is safe to stop after any step: the
-//! record that decides comes first (the reservation, the refund, the account), and what is given back to other partitions comes
-//! last. If a node dies in between, a charge stays until its window ends or refills. Nothing is ever given back twice.
+//! No step spans two partitions. A command on several of them is carried out in an order that is safe to stop after any step, and each
+//! partition remembers by an id what it has given back, or the end of what it holds: so every step may be repeated. If a node dies in
+//! between, a charge stays until its window ends or refills, or until its reservation expires.
 
 use std::future::Future;
 
@@ -11,7 +11,7 @@ use threshold_core::command::ReservationEnd;
 use threshold_core::key::Partition;
 use threshold_core::lockout::{Attempt, AttemptKeys, AttemptOutcome, Login};
 use threshold_core::plan::SubjectKeys;
-use threshold_core::receipt::Adjustment;
+use threshold_core::receipt::HoldTerms;
 use threshold_core::split::Step;
 use threshold_core::{Answer, Command, Digest, Limit, Outcome, OwnedBill, Receipt, Split, TraceId};
 
@@ -59,11 +59,11 @@ pub trait Partitions: Send + Sync {
         key.partition()
     }
 
-    /// Returns the partition of the records that are found by an id alone: reservations and refunds.
+    /// Returns the partition of the record that says where a reservation is held, which is found by its id alone.
     fn home(&self, id: TraceId) -> Partition;
 
-    /// Executes commands after the answer, and again while their partition refuses them: they give back what another partition has
-    /// denied, or complete an end.
+    /// Executes commands after the answer, and again while their partition does not answer: they give back what another partition has
+    /// denied, or complete an end. All of them may be executed twice.
     fn execute_later(&self, commands: Vec<(Partition, Command)>);
 }
 
@@ -71,8 +71,8 @@ pub trait Partitions: Send + Sync {
 /// change of bans, fails.
 pub async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answer, StoreError> {
     let partition = match &command {
-        Command::Reserve { receipt, .. } => Some(store.home(receipt.id())),
-        Command::BeginRefund { id, .. } | Command::EndReservation { id, .. } => Some(store.home(*id)),
+        Command::SaveReservation { receipt, .. } => Some(store.home(receipt.id())),
+        Command::EndReservation { id, .. } => Some(store.home(*id)),
         Command::ChangeAccount { account, .. }
         | Command::ReadAccount { account }
         | Command::ReadDevice { account, .. } => Some(store.partition(*account)),
@@ -87,9 +87,9 @@ pub async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answe
     }
     match command {
         Command::Settle(bill) => Ok(Answer::Settled(Box::new(settle(store, bill).await?))),
-        Command::Refund(receipt) => refund(store, *receipt).await,
-        Command::GiveBack(receipt) => adjust_all(store, &Adjustment::giving_back(&receipt)).await,
-        Command::Adjust(adjustment) => adjust_all(store, &adjustment).await,
+        Command::Reserve { bill, terms } => Ok(Answer::Settled(Box::new(reserve(store, bill, &terms).await?))),
+        Command::Refund(receipt) => refund(store, &receipt).await,
+        Command::GiveBack { receipt, credit } => give_back(store, &receipt, credit).await,
         Command::Renew(receipt) => renew(store, *receipt).await,
         Command::Commit { id, cost } => end_reservation(store, id, ReservationEnd::Commit(cost)).await,
         Command::Release { id } => end_reservation(store, id, ReservationEnd::Release).await,
@@ -125,7 +125,34 @@ pub async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Result<Ou
         let answer = store.execute(partition, Command::Settle(bill)).await?;
         return Ok(*answer.settled().ok_or(StoreError::Unavailable)?);
     }
-    let mut split = Split::new(*bill, |key| store.partition(key));
+    settle_parts(store, Split::new(*bill, |key| store.partition(key))).await
+}
+
+/// Settles a bill and holds what it charges: every partition charges and holds its part, or none does. Where the parts are is saved after
+/// that. If a node dies before, the parts end when they expire.
+pub async fn reserve<P: Partitions>(store: &P, bill: Box<OwnedBill>, terms: &HoldTerms) -> Result<Outcome, StoreError> {
+    let outcome = if bill.as_bill().partitions().is_empty() {
+        settle(store, bill.clone()).await?
+    } else {
+        let split = Split::new((*bill).clone(), |key| store.partition(key)).holding(terms.clone());
+        settle_parts(store, split).await?
+    };
+    let bill = bill.as_bill();
+    if bill.is_denied(&outcome) {
+        return Ok(outcome);
+    }
+    let save = terms.saving(Receipt::holding(&bill, terms, &outcome));
+    if store.execute(store.home(bill.trace()), save).await.is_ok() {
+        return Ok(outcome);
+    }
+    // Nobody could end it. What is held is given back, and so the request was not charged in the end.
+    if let Some(receipt) = Receipt::of_bill(&bill, &outcome) {
+        store.execute_later(giving_back(store, &receipt, Some(bill.trace())));
+    }
+    Err(StoreError::Unavailable)
+}
+
+async fn settle_parts<P: Partitions>(store: &P, mut split: Split) -> Result<Outcome, StoreError> {
     loop {
         let steps = split.round();
         if steps.is_empty() {
@@ -162,83 +189,95 @@ fn least_certain(earlier: Option<StoreError>, later: StoreError) -> StoreError {
     earlier.filter(|earlier| later != StoreError::Timeout || *earlier == later).unwrap_or(later)
 }
 
-/// Gives back or adjusts charges after an answer, each part in its own partition. Returns the parts that were refused unexecuted. Only
-/// those may be sent again: giving back is not idempotent.
-pub async fn give_back<P: Partitions>(store: &P, commands: Vec<(Partition, Command)>) -> Vec<(Partition, Command)> {
-    let rounds = commands.into_iter().map(|(_, command)| async move {
-        match command {
-            Command::GiveBack(receipt) => adjust(store, &Adjustment::giving_back(&receipt)).await,
-            Command::Adjust(adjustment) => adjust(store, &adjustment).await,
-            // Nothing else is carried out after the answer.
-            _ => Vec::new(),
-        }
+/// Executes commands after an answer, each in its own partition, and returns those that may not have been carried out. Each of them has
+/// an id, so that all may be sent again.
+pub async fn complete<P: Partitions>(store: &P, commands: Vec<(Partition, Command)>) -> Vec<(Partition, Command)> {
+    execute_all(store, commands).await.failed
+}
+
+/// The answers of several partitions.
+struct Parts {
+    answers: Vec<Answer>,
+    /// The commands that may not have been carried out.
+    failed: Vec<(Partition, Command)>,
+    /// Why; see [`least_certain`].
+    error: Option<StoreError>,
+}
+
+async fn execute_all<P: Partitions>(store: &P, commands: Vec<(Partition, Command)>) -> Parts {
+    let sent = commands.into_iter().map(|(partition, command)| async move {
+        let answered = store.execute(partition, command.clone()).await;
+        answered.map_err(|error| ((partition, command), StoreError::from(error)))
     });
-    refused(join_all(rounds).await.into_iter().flatten())
-}
-
-/// Returns the parts of an adjustment that were certainly not carried out.
-fn refused(failed: impl IntoIterator<Item = (Partition, Adjustment, StoreError)>) -> Vec<(Partition, Command)> {
-    let refused = failed.into_iter().filter(|(_, _, error)| *error == StoreError::Unavailable);
-    refused.map(|(partition, part, _)| (partition, Command::Adjust(Box::new(part)))).collect()
-}
-
-/// Refunds a receipt. The refund is remembered first. If a node dies after that, the charges stay.
-async fn refund<P: Partitions>(store: &P, receipt: Receipt) -> Result<Answer, StoreError> {
-    let (id, void_from) = (receipt.id(), receipt.void_from());
-    let answer = store.execute(store.home(id), Command::BeginRefund { id, void_from }).await?;
-    if let Answer::Refunded { first: true } = answer {
-        adjust_or_retry(store, &Adjustment::giving_back(&receipt)).await;
+    let mut parts = Parts { answers: Vec::new(), failed: Vec::new(), error: None };
+    for answered in join_all(sent).await {
+        match answered {
+            Ok(answer) => parts.answers.push(answer),
+            Err((command, error)) => {
+                parts.failed.push(command);
+                parts.error = Some(least_certain(parts.error, error));
+            }
+        }
     }
-    Ok(answer)
+    parts
 }
 
-/// Ends a reservation: its record first, then its balances.
+/// Returns the commands that give charges back, one for each partition.
+pub fn giving_back<P: Partitions>(store: &P, receipt: &Receipt, credit: Option<TraceId>) -> Vec<(Partition, Command)> {
+    let parts = receipt.split(|key| store.partition(key)).into_iter();
+    parts.map(|(partition, part)| (partition, Command::GiveBack { receipt: Box::new(part), credit })).collect()
+}
+
+/// Gives charges back. What a partition did not carry out is sent again after the answer; if none did, the caller may send it again.
+async fn give_back<P: Partitions>(store: &P, receipt: &Receipt, credit: Option<TraceId>) -> Result<Answer, StoreError> {
+    let parts = execute_all(store, giving_back(store, receipt, credit)).await;
+    match parts.error {
+        Some(StoreError::Unavailable) if parts.answers.is_empty() => Err(StoreError::Unavailable),
+        Some(error) if credit.is_none() => Err(error),
+        _ => {
+            store.execute_later(parts.failed);
+            Ok(Answer::Done)
+        }
+    }
+}
+
+/// Refunds a receipt, once in each partition. After an error it may be repeated.
+async fn refund<P: Partitions>(store: &P, receipt: &Receipt) -> Result<Answer, StoreError> {
+    let parts = receipt.split(|key| store.partition(key)).into_iter();
+    let commands = parts.map(|(partition, part)| (partition, Command::Refund(Box::new(part)))).collect();
+    let parts = execute_all(store, commands).await;
+    store.execute_later(parts.failed);
+    if let Some(error) = parts.error {
+        return Err(error);
+    }
+    let first = parts.answers.iter().any(|answer| matches!(answer, Answer::Refunded { first: true }));
+    Ok(Answer::Refunded { first })
+}
+
+/// Ends a reservation: the record that says where it is held first, so that it ends in one way, then each of its parts. After an error
+/// it may be repeated.
 async fn end_reservation<P: Partitions>(store: &P, id: TraceId, end: ReservationEnd) -> Result<Answer, StoreError> {
-    let adjustment = match store.execute(store.home(id), Command::EndReservation { id, end }).await? {
-        Answer::Adjustment(Ok(adjustment)) => *adjustment,
-        Answer::Adjustment(Err(error)) => return Ok(Answer::Ended(Err(error))),
+    let ended = store.execute(store.home(id), Command::EndReservation { id, end: end.clone() }).await?;
+    let keys = match ended {
+        Answer::Ended(Ok(keys)) => keys,
+        Answer::Ended(Err(error)) => return Ok(Answer::Ended(Err(error))),
         other => return Err(StoreError::unexpected(other)),
     };
-    let keys = adjustment.charges().map(|(key, _)| key).collect();
-    adjust_or_retry(store, &adjustment).await;
-    Ok(Answer::Ended(Ok(keys)))
-}
-
-/// Changes balances after the record that decides was written. It succeeds from the caller's point of view: a repetition would find
-/// the record ended and do nothing. Partitions that have refused are tried again after the answer.
-async fn adjust_or_retry<P: Partitions>(store: &P, adjustment: &Adjustment) {
-    let again = refused(adjust(store, adjustment).await);
-    if !again.is_empty() {
-        store.execute_later(again);
-    }
-}
-
-/// Changes balances in all of their partitions. Returns the parts that failed.
-async fn adjust<P: Partitions>(store: &P, adjustment: &Adjustment) -> Vec<(Partition, Adjustment, StoreError)> {
-    let parts = adjustment.split(|key| store.partition(key)).into_iter().map(|(partition, part)| async move {
-        let mut failed = Vec::new();
-        match store.execute(partition, Command::Adjust(Box::new(part.clone()))).await {
-            Ok(_) => {}
-            Err(PartitionError::Moving) => {
-                for (key, part) in part.split(|key| key) {
-                    let partition = store.partition(key);
-                    if let Err(error) = store.execute(partition, Command::Adjust(Box::new(part.clone()))).await {
-                        failed.push((partition, part, error.into()));
-                    }
-                }
-            }
-            Err(error) => failed.push((partition, part, error.into())),
+    let mut commands: Vec<(Partition, Command)> = Vec::new();
+    for key in &keys {
+        let partition = store.partition(*key);
+        if commands.iter().all(|(own, _)| *own != partition) {
+            let command = match &end {
+                ReservationEnd::Commit(cost) => Command::Commit { id, cost: cost.clone() },
+                ReservationEnd::Release => Command::Release { id },
+                ReservationEnd::Expire => Command::Expire { id },
+            };
+            commands.push((partition, command));
         }
-        failed
-    });
-    join_all(parts).await.into_iter().flatten().collect()
-}
-
-/// Changes balances, and fails if one of them was not changed.
-async fn adjust_all<P: Partitions>(store: &P, adjustment: &Adjustment) -> Result<Answer, StoreError> {
-    let failed = adjust(store, adjustment).await.into_iter();
-    let error = failed.fold(None, |earlier, (_, _, error)| Some(least_certain(earlier, error)));
-    error.map_or(Ok(Answer::Done), Err)
+    }
+    let parts = execute_all(store, commands).await;
+    store.execute_later(parts.failed);
+    parts.error.map_or(Ok(Answer::Ended(Ok(keys))), Err)
 }
 
 /// Gives the charges of a receipt back and makes them again.
@@ -310,7 +349,7 @@ fn split_subject<P: Copy + PartialEq>(keys: &SubjectKeys, place: impl Fn(Digest)
 /// Counts a login attempt: on its address, then on its account.
 async fn begin_login<P: Partitions>(store: &P, login: Login, keys: AttemptKeys) -> Result<Answer, StoreError> {
     let Some(account) = keys.account else { return begin_without_account(store, login, keys).await };
-    let Some(address) = keys.address.filter(|address| store.partition(*address) != store.partition(account)) else {
+    let Some(address) = keys.address else {
         return Ok(store.execute(store.partition(account), Command::BeginLogin { login, keys }).await?);
     };
     let own = AttemptKeys { address: None, ..keys };
@@ -338,8 +377,7 @@ async fn begin_login<P: Partitions>(store: &P, login: Login, keys: AttemptKeys) 
         // No secret is checked without an answer. What the account has counted is not known, but its address is no guesser.
         Err(error) => {
             let receipt = charged.mark.map(|mark| Receipt::of_charge(id, address, &limit, mark, at));
-            let returned = receipt.map(|receipt| (store.partition(address), Command::GiveBack(Box::new(receipt))));
-            store.execute_later(returned.into_iter().collect());
+            store.execute_later(receipt.map_or_else(Vec::new, |receipt| giving_back(store, &receipt, Some(id))));
             Err(error.into())
         }
     }
@@ -378,28 +416,37 @@ async fn end_login<P: Partitions>(
     success: bool,
     nonce: TraceId,
 ) -> Result<Answer, StoreError> {
-    let (counted, address) = (attempt.folded.or(attempt.account), attempt.address);
-    let partition = counted.or(address).map_or_else(|| store.home(attempt.id), |key| store.partition(key));
-    let elsewhere = address.is_some_and(|address| store.partition(address) != partition);
-    let charge = if elsewhere { attempt.take_address(&login) } else { None };
+    let (partition, charge) = attempted(store, &login, &mut attempt);
     let answer = store.execute(partition, Command::EndLogin { login, attempt, success, nonce }).await?;
     if let (Answer::LoginEnded { ended: Ok(outcome), .. }, Some(charge)) = (&answer, charge)
         && outcome.success
     {
-        adjust_or_retry(store, &Adjustment::giving_back(&charge)).await;
+        // The login counts whether or not this succeeds.
+        return_charge(store, &charge).await;
     }
     Ok(answer)
 }
 
-/// Withdraws a login attempt: from its account, then from its address.
-async fn withdraw_login<P: Partitions>(store: &P, login: Login, mut attempt: Attempt) -> Result<Answer, StoreError> {
+/// Gives the charge of an attempt back to its address, after the answer if that fails at first.
+async fn return_charge<P: Partitions>(store: &P, charge: &Receipt) {
+    let parts = execute_all(store, giving_back(store, charge, Some(charge.id()))).await;
+    store.execute_later(parts.failed);
+}
+
+/// Returns the partition that ends an attempt, and the charge of its address if that is not on the same record.
+fn attempted<P: Partitions>(store: &P, login: &Login, attempt: &mut Attempt) -> (Partition, Option<Receipt>) {
     let (counted, address) = (attempt.folded.or(attempt.account), attempt.address);
     let partition = counted.or(address).map_or_else(|| store.home(attempt.id), |key| store.partition(key));
-    let elsewhere = address.is_some_and(|address| store.partition(address) != partition);
-    let charge = if elsewhere { attempt.take_address(&login) } else { None };
+    let charge = if counted.is_some() { attempt.take_address(login) } else { None };
+    (partition, charge)
+}
+
+/// Withdraws a login attempt: from its account, then from its address.
+async fn withdraw_login<P: Partitions>(store: &P, login: Login, mut attempt: Attempt) -> Result<Answer, StoreError> {
+    let (partition, charge) = attempted(store, &login, &mut attempt);
     let answer = store.execute(partition, Command::WithdrawLogin { login, attempt }).await?;
     if let (Answer::Refunded { first: true }, Some(charge)) = (&answer, charge) {
-        adjust_or_retry(store, &Adjustment::giving_back(&charge)).await;
+        return_charge(store, &charge).await;
     }
     Ok(answer)
 }

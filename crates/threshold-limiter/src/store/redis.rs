@@ -14,7 +14,6 @@ mod control;
 mod copies;
 mod deadline;
 mod executor;
-mod give_back;
 mod inspect;
 mod keys;
 mod late;
@@ -40,7 +39,7 @@ use threshold_core::control::MAX_CHANGES_READ;
 use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp};
 use tokio::sync::oneshot;
 
-use super::{Kind, LateAnswer, Listed, Share, Store, StoreError, StoreNumbers};
+use super::{HoldTerms, Kind, LateAnswer, Listed, Share, Store, StoreError, StoreNumbers};
 use cluster::Cluster;
 use connect::{Certificates, ConnectOptions, Connector};
 pub use deadline::within;
@@ -49,7 +48,7 @@ use late::{Handover, LateAnswers};
 use nodes::Nodes;
 use samples::Samples;
 use secret::SecretIds;
-use server::Server;
+use server::{Latest, Server};
 use servers::Servers;
 pub use url::{RedisUrl, RedisUrlError};
 
@@ -196,8 +195,6 @@ pub struct RedisStore {
     warnings: Vec<String>,
     /// The number of reservations that this node has ended because they expired.
     expired: Arc<AtomicU64>,
-    /// Ends the search for expired reservations when it is dropped.
-    _open: Arc<()>,
 }
 
 impl RedisStore {
@@ -217,12 +214,10 @@ impl RedisStore {
             }
         }
         servers.time().await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
-        let (executor, open) = (Executor::new(servers, Samples::new(options.compared)), Arc::new(()));
-        let is_open = Arc::downgrade(&open);
-        let expired = Arc::new(AtomicU64::new(0));
-        sweep::start(executor.clone(), Arc::clone(&expired), move || is_open.strong_count() > 0);
+        let executor = Executor::new(servers, Samples::new(options.compared));
+        let expired = executor.sweep();
         let nodes = Nodes::start(executor.servers.clone(), options.secrets()).await;
-        Ok(Self { executor, nodes, late: Arc::default(), deadline: options.deadline, warnings, expired, _open: open })
+        Ok(Self { executor, nodes, late: Arc::default(), deadline: options.deadline, warnings, expired })
     }
 
     /// Returns what an operator should change about the server, such as an eviction policy that drops keys which still count.
@@ -238,13 +233,13 @@ impl RedisStore {
         inspect::examine(&servers.all(), servers.is_single(), now).await
     }
 
-    /// Ends the reservations that have expired and give back their charges. Returns how many there were. A node does this by
-    /// itself twice a second.
+    /// Ends the reservations that have expired and give back their charges, as far as this node has made them or one server has all.
+    /// Returns how many there were. A node does this by itself twice a second.
     ///
     /// # Errors
     /// Fails if the server cannot be reached.
     pub async fn release_expired(&self) -> Result<usize, StoreError> {
-        sweep::release_expired(&self.executor).await
+        self.executor.release_expired().await
     }
 
     /// Waits until every charge that is given back after its answer has been given back, for a program that ends or a test that
@@ -260,13 +255,44 @@ impl RedisStore {
         self.executor.servers.is_connected()
     }
 
+    /// Settles a plan, and holds what it charges. An answer that comes after the deadline is kept for the limiter.
+    async fn settle_by_deadline(
+        &self,
+        plan: &Plan<'_>,
+        hold: Option<HoldTerms>,
+        outcome: &mut Outcome,
+    ) -> Result<(), StoreError> {
+        let executor = self.executor.clone();
+        // The clocks of nodes differ, so only the server's time counts.
+        let bill = Box::new(plan.bill().to_owned());
+        let late = Arc::clone(&self.late);
+        let deadline = deadline::of_call(self.deadline);
+        let (sender, mut receiver) = oneshot::channel();
+        let operation = async move {
+            let answer = executor.settle(&bill, hold.as_ref(), deadline::latest(deadline)).await;
+            let ended = answer.as_ref().map(drop).map_err(|error| *error);
+            if let Err(unheard) = sender.send(answer) {
+                late.add(LateAnswer::Settled { bill, answer: unheard.map(Box::new) });
+            }
+            ended
+        };
+        let waited = deadline::wait(deadline, operation).await;
+        // Closed first: an answer that comes from now on is late, and one that has just come is not.
+        receiver.close();
+        match receiver.try_recv() {
+            Ok(answer) => *outcome = answer?,
+            Err(_) => return Err(waited.err().unwrap_or(StoreError::Unavailable)),
+        }
+        Ok(())
+    }
+
     /// Executes a command whose late answer the limiter has to hear, so that it can withdraw what was charged or counted.
     async fn execute_withdrawn(&self, command: Command, deadline: Duration) -> Result<Answer, StoreError> {
         let (executor, late) = (self.executor.clone(), Arc::clone(&self.late));
         let handover = Arc::new(Handover::default());
         let (place, sent) = (Arc::clone(&handover), Box::new(command.clone()));
         let operation = async move {
-            let answer = executor.execute(command).await;
+            let answer = executor.execute(command, deadline::latest(deadline)).await;
             if let Some(Ok(answer)) = place.answer(answer) {
                 late.add(LateAnswer::Executed { command: sent, answer: Box::new(answer) });
             }
@@ -283,27 +309,17 @@ impl Store for RedisStore {
     }
 
     async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
-        let executor = self.executor.clone();
-        // The clocks of nodes differ, so only the server's time counts.
-        let bill = Box::new(plan.bill().to_owned());
-        let late = Arc::clone(&self.late);
-        let (sender, mut receiver) = oneshot::channel();
-        let operation = async move {
-            let answer = executor.settle(&bill).await;
-            let ended = answer.as_ref().map(drop).map_err(|error| *error);
-            if let Err(unheard) = sender.send(answer) {
-                late.add(LateAnswer::Settled { bill, answer: unheard.map(Box::new) });
-            }
-            ended
-        };
-        let waited = deadline::wait(deadline::of_call(self.deadline), operation).await;
-        // Closed first: an answer that comes from now on is late, and one that has just come is not.
-        receiver.close();
-        match receiver.try_recv() {
-            Ok(answer) => *outcome = answer?,
-            Err(_) => return Err(waited.err().unwrap_or(StoreError::Unavailable)),
-        }
-        Ok(())
+        self.settle_by_deadline(plan, None, outcome).await
+    }
+
+    async fn reserve(
+        &self,
+        plan: &Plan<'_>,
+        terms: &HoldTerms,
+        _: Timestamp,
+        outcome: &mut Outcome,
+    ) -> Result<(), StoreError> {
+        self.settle_by_deadline(plan, Some(terms.clone()), outcome).await
     }
 
     async fn execute(&self, command: Command, _: Timestamp) -> Result<Answer, StoreError> {
@@ -332,7 +348,8 @@ impl Store for RedisStore {
                 if late::is_withdrawn(&command) {
                     return self.execute_withdrawn(command, deadline).await;
                 }
-                deadline::wait(deadline, async move { executor.execute(command).await }).await
+                // It counts once whenever it is executed, so it may be executed late.
+                deadline::wait(deadline, async move { executor.execute(command, Latest::Never).await }).await
             }
         }
     }

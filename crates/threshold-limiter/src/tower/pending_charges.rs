@@ -15,6 +15,7 @@ use threshold_core::{Decision, Outcome, Plan, PlanError, Policy, Receipt, TraceI
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::observer::Refused;
+use crate::random_id;
 use crate::store::{Durability, Store, at_once};
 
 use super::request_facts::RequestFacts;
@@ -222,7 +223,9 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
     fn give_back(&self, taken: Receipt) -> Boxed<'_, ()> {
         Box::pin(async move {
             let keys: Vec<_> = taken.keys().collect();
-            if self.execute(Command::GiveBack(Box::new(taken))).await.is_err() {
+            // An id of its own: one request may give back several times. A store in this process is never asked twice.
+            let credit = (!self.store().answers_at_once()).then(random_id);
+            if self.execute(Command::GiveBack { receipt: Box::new(taken), credit }).await.is_err() {
                 self.tell_lost();
             }
             // Also after an error: the store may have given the charges back all the same, and a waiter that is woken

@@ -478,7 +478,9 @@ async fn records_of_the_next_version_are_neither_empty_nor_overwritten() {
     assert_eq!(admitted(&node, "bob", 7).await, 5);
     // The node of the next release was told to write the version before.
     for key in &keys {
-        server.cli(&["EVAL", "redis.call('SETRANGE', KEYS[1], 0, '\\1')", "1", key]);
+        // What a script holds has a byte of its own in this place.
+        let version = if key.contains("}v:") { "\\255" } else { "\\1" };
+        server.cli(&["EVAL", &format!("redis.call('SETRANGE', KEYS[1], 0, '{version}')"), "1", key]);
     }
     assert_eq!(admitted(&node, "ada", 3).await, 0, "what was counted before");
     node.commit_async(reserved, &Default::default()).await.unwrap();

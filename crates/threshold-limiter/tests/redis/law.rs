@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use threshold_core::case::decision_json;
-use threshold_core::{Command, DigestKey, Span, Timestamp, TraceId};
+use threshold_core::{Command, DigestKey, Receipt, Span, Timestamp, TraceId};
 use threshold_limiter::store::Store as _;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
@@ -117,7 +117,10 @@ fn every_answer_on_redis_is_the_answer_in_memory() {
             prop_assert_eq!(redis.store().differences(), 0, "{:?}", redis.store().last_error());
             let given = back.and_then(|back| receipts.len().checked_sub(back + 1)).map(|at| receipts.remove(at));
             if let Some((here, there)) = given {
-                let back = |receipt| Command::GiveBack(Box::new(receipt));
+                let back = |receipt: Receipt| {
+                    let credit = Some(receipt.id());
+                    Command::GiveBack { receipt: Box::new(receipt), credit }
+                };
                 // By the limiters, which forget the denials that this makes room for.
                 let done = runtime.block_on(memory.execute(back(here)));
                 prop_assert_eq!(done, runtime.block_on(redis.execute(back(there))));

@@ -151,10 +151,9 @@ async fn the_receipt_of_an_ended_reservation_is_not_refunded_after_its_expiry() 
         let execute = async |command| store.execute(command, Timestamp::EPOCH).await.unwrap();
         let mut plan = policy.plan(&Facts { user: Some("ada"), cost: Some(4), ..Facts::default() }).unwrap();
         plan.identify(|| TraceId::from_u128(7));
-        let mut outcome = Outcome::default();
-        store.settle(&plan, Timestamp::EPOCH, &mut outcome).await.unwrap();
+        let (mut outcome, terms) = (Outcome::default(), plan.hold_terms(Span::MINUTE, OnExpire::Charge));
+        store.reserve(&plan, &terms, Timestamp::EPOCH, &mut outcome).await.unwrap();
         let receipt = Box::new(plan.holding(&outcome));
-        execute(Command::Reserve { receipt: receipt.clone(), ttl: Span::MINUTE, on_expire: OnExpire::Charge }).await;
         execute(match end {
             ReservationEnd::Commit(cost) => Command::Commit { id: receipt.id(), cost },
             _ => Command::Release { id: receipt.id() },

@@ -163,7 +163,8 @@ impl RedisServer {
                       if redis.call('PTTL', key) == -1 then found[#found + 1] = key end end return found";
         let named = ["th:{banned", "th:{locked", "th:{control}"];
         let keys = self.cli(&["EVAL", script, "0"]);
-        let keys = keys.lines().filter(|key| !key.is_empty() && !named.iter().any(|name| key.starts_with(name)));
+        let is_named = |key: &str| key.ends_with("}head") || named.iter().any(|name| key.starts_with(name));
+        let keys = keys.lines().filter(|key| !key.is_empty() && !is_named(key));
         keys.map(str::to_owned).collect()
     }
 }

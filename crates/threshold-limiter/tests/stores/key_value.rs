@@ -132,6 +132,11 @@ impl Records for Open<'_> {
         self.save(RecordKind::Reservations, reservation.id().to_u128(), reservation.to_bytes(Format::PRESENT))
     }
 
+    fn forget_reservation(&mut self, id: TraceId, _: Timestamp) -> Result<(), StoreError> {
+        self.0.remove(&(RecordKind::Reservations, id.to_u128()));
+        Ok(())
+    }
+
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, StoreError> {
         let all = self.0.iter().filter(|((table, _), _)| *table == RecordKind::Reservations);
         let expired =

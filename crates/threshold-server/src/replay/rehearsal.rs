@@ -125,7 +125,7 @@ impl<'p> Rehearsal<'p> {
         for taken in [uncounted, pending.take_holds()].into_iter().flatten() {
             self.returned.extend(taken.keys());
             // The store in memory cannot fail here.
-            let _ = at_once(self.store.execute(Command::GiveBack(Box::new(taken)), now));
+            let _ = at_once(self.store.execute(Command::GiveBack { receipt: Box::new(taken), credit: None }, now));
         }
     }
 

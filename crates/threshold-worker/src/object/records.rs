@@ -235,6 +235,11 @@ impl<R: Rows> Records for ObjectRecords<'_, R> {
         Ok(())
     }
 
+    fn forget_reservation(&mut self, id: TraceId, _: Timestamp) -> Result<(), RowError> {
+        self.changes.remove(&RowKey { kind: Kind::Reservation, id: id.to_u128() });
+        Ok(())
+    }
+
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, RowError> {
         let changed = self.changes.keys().filter(|key| key.kind == Kind::Reservation).map(|key| key.id);
         let changed: Vec<u128> = changed.collect();

@@ -3,7 +3,7 @@
 use super::{Field, MAX_ITEMS, put, take};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::command::ReservationEnd;
-use crate::receipt::{Adjustment, CommitError, OnExpire, OwnedCost, Receipt};
+use crate::receipt::{CommitError, HoldTerms, OnExpire, OwnedCost, Receipt};
 
 impl Field for Box<Receipt> {
     fn write(&self, out: &mut Writer) {
@@ -15,13 +15,13 @@ impl Field for Box<Receipt> {
     }
 }
 
-impl Field for Box<Adjustment> {
+impl Field for Box<HoldTerms> {
     fn write(&self, out: &mut Writer) {
-        Adjustment::write(self, out);
+        HoldTerms::write(self, out);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
-        Adjustment::read(from).map(Self::new)
+        HoldTerms::read(from).map(Self::new)
     }
 }
 

@@ -36,6 +36,8 @@ impl Level {
 impl RefundedBucket {
     /// The first byte of a stored state.
     pub(super) const TAG: u8 = 6;
+    /// Its shape in scripts.
+    pub(super) const SHAPE: u8 = 5;
 
     /// The first moment from which this is the same as no state: all that was charged so far has refilled by then, so that
     /// no receipt gives anything back.
@@ -116,10 +118,30 @@ impl RefundedBucket {
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let refunded = Self { level: Level::read(from)?, given: from.wide()?, peak: from.wide()? };
-        // A bucket that has given nothing back is stored as a plain level. Two spellings of one state would differ for
-        // a store that compares bytes.
-        let sound = refunded.given > 0 && refunded.peak >= refunded.level.moment();
-        if sound { Ok(refunded) } else { Err(BytesError::Malformed("token bucket")) }
+        if refunded.is_sound() { Ok(refunded) } else { Err(BytesError::Malformed("token bucket")) }
+    }
+
+    /// Returns what a script keeps beside the level: how much was given back and the latest moment, each as whole microseconds and
+    /// the ticks that are left.
+    pub(super) fn script_numbers(&self) -> [u64; 4] {
+        let interval = self.level.interval();
+        let ((given, given_rest), (peak, peak_rest)) = (interval.split(self.given), interval.split(self.peak));
+        [given.micros(), given_rest, peak.micros(), peak_rest]
+    }
+
+    /// Reads what [`script_numbers`](Self::script_numbers) returned.
+    pub(super) fn of_script(level: Level, [given, given_rest, peak, peak_rest]: [u64; 4]) -> Option<Self> {
+        let interval = level.interval();
+        let ticks = |micros: u64, rest: u64| interval.moment(Timestamp::from_micros(micros), rest);
+        let refunded = Self { level, given: ticks(given, given_rest), peak: ticks(peak, peak_rest) };
+        let is_sound = given_rest < interval.parts && peak_rest < interval.parts && refunded.is_sound();
+        is_sound.then_some(refunded)
+    }
+
+    /// A bucket that has given nothing back is stored as a plain level. Two spellings of one state would differ for a store that
+    /// compares bytes.
+    fn is_sound(&self) -> bool {
+        self.given > 0 && self.peak >= self.level.moment()
     }
 }
 

@@ -34,7 +34,7 @@ impl Store for PartlyAway {
     async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
         match &command {
             Command::Settle(bill) => self.reach(&bill.as_bill()).map(drop)?,
-            Command::GiveBack(receipt) => {
+            Command::GiveBack { receipt, .. } => {
                 let away = self.away.lock().unwrap();
                 if receipt.keys().any(|key| away.contains(&key.partition())) {
                     return Err(StoreError::Unavailable);

@@ -69,6 +69,14 @@ impl Records for OpenRecords<'_> {
         Ok(())
     }
 
+    fn forget_reservation(&mut self, id: TraceId, _: Timestamp) -> Result<(), StoreError> {
+        let store = self.store;
+        let reservations = self.reservations();
+        reservations.remove(id);
+        store.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
+        Ok(())
+    }
+
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, StoreError> {
         let store = self.store;
         // Before the lock is taken, because every command on balances asks this.

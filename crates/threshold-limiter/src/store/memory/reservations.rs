@@ -86,7 +86,8 @@ impl Reservations {
         self.remove(id)
     }
 
-    fn remove(&mut self, id: TraceId) -> Option<Reservation> {
+    /// Removes a reservation.
+    pub(super) fn remove(&mut self, id: TraceId) -> Option<Reservation> {
         let Record { reservation, ended } = self.records.remove(&id)?;
         self.queue.remove(&(reservation.expires(), id));
         if let Some(ended) = ended {

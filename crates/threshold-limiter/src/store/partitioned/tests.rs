@@ -1,8 +1,10 @@
 //! Partitions that fail. Each one is a store in memory, which refuses some calls.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
-use threshold_core::{Facts, Policy, Receipt, Timestamp};
+use threshold_core::receipt::OnExpire;
+use threshold_core::{Facts, Policy, Receipt, Span, Timestamp};
 
 use super::*;
 use crate::store::Store as _;
@@ -15,7 +17,8 @@ const REFUSED: PartitionError = PartitionError::Store(StoreError::Unavailable);
 
 /// A store whose partitions fail as a test says.
 struct Failing {
-    records: MemoryStore,
+    policy: Policy,
+    records: Mutex<HashMap<Partition, Arc<MemoryStore>>>,
     /// The errors of the next calls of a partition, in their order. `None` lets a call through.
     errors: Mutex<HashMap<Partition, VecDeque<Option<PartitionError>>>>,
     later: Mutex<Vec<(Partition, Command)>>,
@@ -23,7 +26,12 @@ struct Failing {
 
 impl Failing {
     fn new(policy: &Policy) -> Self {
-        Self { records: MemoryStore::new(policy.memory()), errors: Mutex::default(), later: Mutex::default() }
+        Self { policy: policy.clone(), records: Mutex::default(), errors: Mutex::default(), later: Mutex::default() }
+    }
+
+    fn of(&self, partition: Partition) -> Arc<MemoryStore> {
+        let new = || Arc::new(MemoryStore::new(self.policy.memory()));
+        Arc::clone(self.records.lock().unwrap().entry(partition).or_insert_with(new))
     }
 
     fn fail(&self, partition: Partition, errors: impl IntoIterator<Item = Option<PartitionError>>) {
@@ -36,7 +44,7 @@ impl Partitions for Failing {
         let error = self.errors.lock().unwrap().get_mut(&partition).and_then(VecDeque::pop_front).flatten();
         match error {
             Some(error) => Err(error),
-            None => Ok(self.records.execute(command, NOW).await?),
+            None => Ok(self.of(partition).execute(command, NOW).await?),
         }
     }
 
@@ -79,27 +87,57 @@ async fn a_bill_that_a_partition_may_have_charged_fails_with_a_timeout() {
     assert_eq!(settle(&store, Box::new(bill)).await.err(), Some(StoreError::Unavailable));
 }
 
-/// A slot was moved while a denied request was given back: one of its keys was given back and the other one refused, and both were
-/// given back again.
+/// One partition was away while the others were credited, and each attempt to reach it credited the others again: a tenant was admitted
+/// 1,719 times at a limit of 1,000.
+///
+/// Woken by: `execute_later` with all parts, and by a credit without an id.
 #[tokio::test]
-async fn only_the_part_that_was_refused_is_given_back_again() {
-    let (policy, bill) = request("[identity]\nuser_scope = 'tenant'\n");
-    let [partition] = bill.as_bill().partitions()[..] else { panic!("a tenant and its users are one partition") };
-    let store = Failing::new(&policy);
-    let settled = settle(&store, Box::new(bill.clone())).await.unwrap();
-    let _ = settle(&store, Box::new(bill.clone())).await.unwrap();
-    let receipt = Receipt::of_bill(&bill.as_bill(), &settled).unwrap();
-    let mut commands = vec![(partition, Command::GiveBack(Box::new(receipt.clone())))];
-    store.fail(partition, [Some(PartitionError::Moving), None, Some(REFUSED)]);
-    while !commands.is_empty() {
-        commands = give_back(&store, commands).await;
+async fn what_is_given_back_counts_once_however_often_it_is_sent() {
+    for error in [REFUSED, TIMEOUT] {
+        let (policy, bill) = request("");
+        let store = Failing::new(&policy);
+        let settled = settle(&store, Box::new(bill.clone())).await.unwrap();
+        let _ = settle(&store, Box::new(bill.clone())).await.unwrap();
+        let receipt = Box::new(Receipt::of_bill(&bill.as_bill(), &settled).unwrap());
+        let away = bill.as_bill().partitions()[0];
+        store.fail(away, [Some(error), Some(error)]);
+        let command = Command::GiveBack { credit: Some(receipt.id()), receipt };
+        assert_eq!(execute(&store, command.clone()).await, Ok(Answer::Done));
+        let mut later = std::mem::take(&mut *store.later.lock().unwrap());
+        assert!(later.iter().all(|(partition, _)| *partition == away), "only what was not carried out: {later:?}");
+        // Also if its answer is lost.
+        let again = later.clone();
+        while !later.is_empty() {
+            later = complete(&store, later).await;
+        }
+        assert!(complete(&store, again).await.is_empty());
+        assert_eq!(execute(&store, command).await, Ok(Answer::Done));
+        // 9 less the second request, which is still charged, and less this one.
+        let outcome = settle(&store, Box::new(bill)).await.unwrap();
+        let decision = policy.plan(&facts()).unwrap().decide(&outcome);
+        let left: Vec<u64> = decision.readings.iter().map(|reading| reading.remaining).collect();
+        assert_eq!(left, [7, 7]);
     }
-    // 9 less the second request, which is still charged, and less this one.
-    let outcome = settle(&store, Box::new(bill)).await.unwrap();
-    let decision = policy.plan(&facts()).unwrap().decide(&outcome);
-    let left: Vec<u64> = decision.readings.iter().map(|reading| reading.remaining).collect();
-    assert_eq!(left, [7, 7]);
-    // A part that may have been carried out is not sent again either.
-    store.fail(partition, [Some(TIMEOUT)]);
-    assert!(give_back(&store, vec![(partition, Command::GiveBack(Box::new(receipt)))]).await.is_empty());
+}
+
+/// Of a reservation whose parts are in two partitions, every part ends once, and an end that has failed is repeated.
+#[tokio::test]
+async fn a_reservation_ends_in_all_of_its_partitions() {
+    for fails in [0, 1] {
+        let (policy, _) = request("");
+        let mut plan = policy.plan(&facts()).unwrap();
+        plan.identify(|| TraceId::from_u128(7));
+        let (bill, terms) = (plan.bill().to_owned(), plan.hold_terms(Span::MINUTE, OnExpire::Charge));
+        let (store, id) = (Failing::new(&policy), plan.trace());
+        let reserved = reserve(&store, Box::new(bill.clone()), &terms).await.unwrap();
+        assert!(!bill.as_bill().is_denied(&reserved));
+        store.fail(bill.as_bill().partitions()[fails], [Some(TIMEOUT)]);
+        assert_eq!(execute(&store, Command::Release { id }).await, Err(StoreError::Timeout));
+        for _ in 0..2 {
+            assert!(matches!(execute(&store, Command::Release { id }).await, Ok(Answer::Ended(Ok(_)))));
+        }
+        let outcome = settle(&store, Box::new(bill)).await.unwrap();
+        let left: Vec<u64> = plan.decide(&outcome).readings.iter().map(|reading| reading.remaining).collect();
+        assert_eq!(left, [8, 8]);
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use threshold_core::Timestamp;
+use threshold_core::{Span, Timestamp};
 
 /// An estimate of a server's clock: the time in its last reply, and what has passed since by a clock that nobody sets. It is late
 /// by as long as that reply took to arrive.
@@ -31,6 +31,12 @@ impl ServerClock {
     pub(super) fn now(&self) -> Option<Timestamp> {
         let start = self.start.load(Ordering::Relaxed);
         (start > 0).then(|| Timestamp::from_micros(start.saturating_add(self.elapsed())))
+    }
+
+    /// Returns what the server's clock will show at a moment; `None` before its first reply.
+    pub(super) fn at(&self, moment: Instant) -> Option<Timestamp> {
+        let ahead = moment.saturating_duration_since(Instant::now());
+        self.now().map(|now| now.plus(Span::from(ahead)))
     }
 
     fn elapsed(&self) -> u64 {

@@ -14,6 +14,7 @@ use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use super::clock::ServerClock;
 use super::connect::{ConnectError, Connector};
 use super::server::{Call, CallError, Server, classify, is_broken, jittered};
+use super::servers::Replied;
 use super::url::Address;
 
 /// The number of slots of every Redis Cluster.
@@ -117,7 +118,7 @@ impl Cluster {
     }
 
     /// Sends a call to the primary of a key's slot, and follows redirects.
-    pub(super) async fn call(self: &Arc<Self>, key: &str, call: Call<'_>) -> Result<Value, CallError> {
+    pub(super) async fn call(self: &Arc<Self>, key: &str, call: Call<'_>) -> Result<Replied, CallError> {
         let slot = slot_of(key);
         let (mut server, mut is_asking) = (self.owner(slot), false);
         for _ in 0..MAX_REDIRECTS {
@@ -126,7 +127,7 @@ impl Cluster {
                 return Err(CallError::NotExecuted);
             };
             let error = match current.call(call, is_asking).await {
-                Ok(value) => return Ok(value),
+                Ok(value) => return Ok(Replied { value, server: current }),
                 Err(error) => error,
             };
             match error.kind() {
@@ -180,6 +181,11 @@ impl Cluster {
             }
         }
         primaries
+    }
+
+    /// Returns the primary of a key's slot.
+    pub(super) fn owner_of(&self, key: &str) -> Option<Arc<Server>> {
+        self.owner(slot_of(key))
     }
 
     fn owner(&self, slot: u16) -> Option<Arc<Server>> {

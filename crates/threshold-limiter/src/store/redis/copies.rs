@@ -1,32 +1,49 @@
-//! Copies of records, on which core executes commands. What has changed is written back by one compare-and-set.
+//! Copies of records, on which core executes commands. What has changed is written back by one compare-and-set, beside additions to
+//! balances, which are made whatever these are by then.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use threshold_core::command::{AccountChange, AccountKey, MovedRecord, Records, RequestRecord, SaveReason};
 use threshold_core::control::{ControlChange, ControlPage};
+use threshold_core::key::Partition;
 use threshold_core::lockout::{Account, Login};
+use threshold_core::receipt::{Adjustment, block_to_script, credit_to_script};
 use threshold_core::time::Span;
 use threshold_core::{Balance, BytesError, Digest, Format, Limit, Reservation, Standing, Timestamp, TraceId};
 
 use super::keys::{RecordKey, RecordKind};
+use super::reply::Head;
 use crate::store::StoreError;
 
-/// How long a reservation that gives back its charges is kept after its expiry, so that they are given back also after all nodes
-/// were away for as long.
-const EXPIRY_KEPT: Span = Span::DAY;
+/// How much longer a store remembers what was given back than its charges count. A successor of the server may have another time.
+const CLOCK_MARGIN: Span = Span::MINUTE;
 
 /// The bytes of the record that remembers a refund. Its key says everything.
 const REFUNDED: &[u8] = &[1];
 
 /// Copies of the records of a batch of commands.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Copies {
+    /// The partition whose records these are.
+    place: Partition,
+    /// What the partition knows of itself.
+    head: Head,
+    /// Whether balances are added to, without a copy. A script that cannot tell how one changes leaves it to core.
+    adds: bool,
+    /// Whether the command under way is about the whole of a reservation, and not about the part that is held here.
+    is_whole: bool,
     /// The bytes that the server had; `None` where it had no record.
     loaded: HashMap<RecordKey, Option<Vec<u8>>>,
     /// The changes of the commands that were executed.
     changes: BTreeMap<RecordKey, Change>,
+    /// What the commands that were executed add to balances, and which records they delete whatever these are.
+    added: BTreeMap<RecordKey, Addition>,
     /// The changes of the command under way, which are dropped if it fails.
     pending: BTreeMap<RecordKey, Change>,
+    pending_added: Vec<(RecordKey, Addition)>,
+    /// The records that the commands which were executed have read.
+    read: BTreeSet<RecordKey>,
+    pending_read: BTreeSet<RecordKey>,
     /// The records that a command asked for and that are not loaded.
     missing: BTreeSet<RecordKey>,
     /// The reservations that a command has read. A refund is right only as long as there is no reservation of its receipt.
@@ -41,6 +58,14 @@ pub(super) struct Change {
     pub(super) expiry: Expiry,
     /// Whether the record belongs into a list for operators.
     pub(super) is_listed: bool,
+}
+
+/// A change of a record that does not depend on what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Addition {
+    /// What `adjust.lua` does to a balance.
+    Changes(Vec<u8>),
+    Delete,
 }
 
 /// When a record is dropped by the server.
@@ -58,6 +83,9 @@ pub(super) enum Expiry {
 pub(super) enum CopyError {
     /// A record is not loaded. It is in [`Copies::take_missing`], and the command is executed again after it was loaded.
     Missing,
+    /// A record depends on an earlier command of the batch in a way that only the server can tell. The command is executed in a later
+    /// batch.
+    Later,
     /// The command failed.
     Store(StoreError),
 }
@@ -70,9 +98,37 @@ impl From<BytesError> for CopyError {
 }
 
 impl Copies {
+    /// Creates copies of records of one partition.
+    pub(super) fn new(place: Partition) -> Self {
+        Self {
+            place,
+            head: Head::default(),
+            adds: true,
+            is_whole: false,
+            loaded: HashMap::new(),
+            changes: BTreeMap::new(),
+            added: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            pending_added: Vec::new(),
+            read: BTreeSet::new(),
+            pending_read: BTreeSet::new(),
+            missing: BTreeSet::new(),
+            reservations_read: BTreeSet::new(),
+        }
+    }
+
     /// Stores what the server had under these keys.
     pub(super) fn load(&mut self, records: impl IntoIterator<Item = (RecordKey, Option<Vec<u8>>)>) {
         self.loaded.extend(records);
+    }
+
+    /// Stores what the partition knows of itself.
+    pub(super) fn load_head(&mut self, head: Head) {
+        self.head = head;
+    }
+
+    pub(super) fn head(&self) -> Head {
+        self.head
     }
 
     /// Returns the keys that commands asked for and that are not loaded.
@@ -85,31 +141,86 @@ impl Copies {
         keys.into_iter().filter(|key| !self.loaded.contains_key(key)).collect()
     }
 
+    /// Forgets every copy: what the server has may be another thing by now.
+    pub(super) fn forget_all(&mut self) {
+        self.loaded.clear();
+    }
+
+    /// Lets core change balances from now on, on copies.
+    pub(super) fn add_nothing(&mut self) {
+        self.adds = false;
+    }
+
+    /// Returns whether nothing is left that the server has to carry out by itself.
+    pub(super) fn adds(&self) -> bool {
+        self.adds
+    }
+
     /// Drops all changes, to execute the commands again.
     pub(super) fn restart(&mut self) {
         // What was loaded stays. Only records that have changed on the server are loaded again.
         self.changes.clear();
-        self.pending.clear();
+        self.added.clear();
+        self.read.clear();
+        self.drop_pending();
         self.reservations_read.clear();
     }
 
-    /// Executes one command. Its changes count only if it succeeds.
+    fn drop_pending(&mut self) {
+        self.pending.clear();
+        self.pending_added.clear();
+        self.pending_read.clear();
+    }
+
+    /// Executes one command, on the `whole` of a reservation or on what this partition holds. Its changes count only if it succeeds.
     pub(super) fn execute<T>(
         &mut self,
+        is_whole: bool,
         command: impl FnOnce(&mut Self) -> Result<T, CopyError>,
     ) -> Result<T, CopyError> {
+        self.is_whole = is_whole;
         let executed = command(self);
-        let changes = std::mem::take(&mut self.pending);
         if executed.is_ok() {
-            self.changes.extend(changes);
+            self.changes.append(&mut self.pending);
+            self.read.append(&mut self.pending_read);
+            for (key, addition) in std::mem::take(&mut self.pending_added) {
+                match (self.added.get_mut(&key), addition) {
+                    (Some(Addition::Changes(known)), Addition::Changes(changes)) => known.extend(changes),
+                    (_, addition) => {
+                        self.added.insert(key, addition);
+                    }
+                }
+            }
         }
+        self.drop_pending();
         executed
+    }
+
+    /// Replaces the changes of a balance by an addition: a charge that fits does not depend on what others charge at the same time.
+    pub(super) fn add_in_place_of(&mut self, key: RecordKey, changes: Vec<u8>) {
+        if self.changes.remove(&key).is_some() {
+            self.added.insert(key, Addition::Changes(changes));
+        }
     }
 
     /// Returns the changed records with the bytes that the server had. A change that ends at these bytes is left out.
     pub(super) fn changes(&self) -> Vec<(RecordKey, Option<&[u8]>, &Change)> {
         let changed = self.changes.iter().map(|(key, change)| (*key, self.loaded(*key), change));
         changed.filter(|(_, before, change)| *before != change.bytes.as_deref()).collect()
+    }
+
+    /// Returns whether a command has changed this record, or added to it.
+    pub(super) fn is_changed(&self, key: RecordKey) -> bool {
+        self.changes.contains_key(&key) || self.added.contains_key(&key)
+    }
+
+    pub(super) fn place(&self) -> Partition {
+        self.place
+    }
+
+    /// Returns what is done to records whatever they are.
+    pub(super) fn added(&self) -> &BTreeMap<RecordKey, Addition> {
+        &self.added
     }
 
     /// Returns the reservations that were read and not changed, with the bytes that the server had.
@@ -124,6 +235,14 @@ impl Copies {
     }
 
     fn bytes(&mut self, key: RecordKey) -> Result<Option<&[u8]>, CopyError> {
+        let adds = |(own, addition): &(RecordKey, Addition)| *own == key && *addition != Addition::Delete;
+        match self.added.get(&key) {
+            Some(Addition::Delete) => return Ok(None),
+            Some(Addition::Changes(_)) => return Err(CopyError::Later),
+            None if self.pending_added.iter().any(adds) => return Err(CopyError::Later),
+            None => {}
+        }
+        self.pending_read.insert(key);
         if key.kind == RecordKind::Reservation {
             self.reservations_read.insert(key);
         }
@@ -135,6 +254,22 @@ impl Copies {
             return Err(CopyError::Missing);
         };
         Ok(loaded.as_deref())
+    }
+
+    /// Changes a balance whatever it is by then. Fails if an earlier command of the batch has decided on a copy of it.
+    fn add(&mut self, key: RecordKey, addition: Addition) -> Result<(), CopyError> {
+        let is_deleted = self.added.get(&key) == Some(&Addition::Delete) && addition != Addition::Delete;
+        if self.read.contains(&key) || self.pending_read.contains(&key) || is_deleted {
+            return Err(CopyError::Later);
+        }
+        self.pending_added.push((key, addition));
+        Ok(())
+    }
+
+    /// The record of a reservation, as the command under way means it.
+    fn reservation_key(&self, id: TraceId) -> RecordKey {
+        let kind = if self.is_whole { RecordKind::Whole } else { RecordKind::Reservation };
+        RecordKey::of_id(kind, self.place, id)
     }
 
     fn read<T>(&mut self, key: RecordKey, parse: fn(&[u8]) -> Result<T, BytesError>) -> Result<Option<T>, CopyError> {
@@ -194,8 +329,43 @@ impl Records for Copies {
         Ok(result)
     }
 
+    fn adjust(&mut self, adjustment: &Adjustment, now: Timestamp) -> Result<(), CopyError> {
+        if self.adds
+            && let Some(changes) = adjustment.to_script()
+        {
+            for (key, changes) in changes {
+                self.add(RecordKey::balance(key), Addition::Changes(changes))?;
+            }
+            return Ok(());
+        }
+        // What the store has lost is not given back to what came after it.
+        let history = self.head.history;
+        let adjustment = adjustment.in_history(|_| history);
+        let charges: Vec<(Digest, Limit)> = adjustment.charges().collect();
+        self.balances(&charges, now, |balances| adjustment.apply(balances, now))
+    }
+
+    fn credit(&mut self, budget: (Digest, Limit), amount: u64, now: Timestamp) -> Result<(), CopyError> {
+        let (key, limit) = budget;
+        if self.adds
+            && let Some(changes) = credit_to_script(&limit, amount)
+        {
+            return self.add(RecordKey::balance(key), Addition::Changes(changes));
+        }
+        self.balances(&[budget], now, |balances| balances.iter_mut().for_each(|own| own.credit(&limit, amount, now)))
+    }
+
+    fn block(&mut self, budget: (Digest, Limit), until: Timestamp, now: Timestamp) -> Result<(), CopyError> {
+        if self.adds
+            && let Some(changes) = block_to_script(until)
+        {
+            return self.add(RecordKey::balance(budget.0), Addition::Changes(changes));
+        }
+        self.balances(&[budget], now, |balances| balances.iter_mut().for_each(|balance| balance.block(until)))
+    }
+
     fn forget_balance(&mut self, key: Digest) -> Result<(), CopyError> {
-        self.forget(RecordKey::balance(key))
+        self.add(RecordKey::balance(key), Addition::Delete)
     }
 
     fn standing(&mut self, key: Digest) -> Result<Option<Standing>, CopyError> {
@@ -211,23 +381,37 @@ impl Records for Copies {
     }
 
     fn forget_standing(&mut self, key: Digest) -> Result<(), CopyError> {
-        self.forget(RecordKey::of_digest(RecordKind::Standing, key))
+        self.add(RecordKey::of_digest(RecordKind::Standing, key), Addition::Delete)
     }
 
     fn reservation(&mut self, id: TraceId) -> Result<Option<Reservation>, CopyError> {
-        self.read(RecordKey::of_id(RecordKind::Reservation, id), Reservation::from_bytes)
+        self.read(self.reservation_key(id), Reservation::from_script)
     }
 
     fn save_reservation(&mut self, reservation: Reservation, _: Timestamp) -> Result<(), CopyError> {
-        let key = RecordKey::of_id(RecordKind::Reservation, reservation.id());
+        let key = self.reservation_key(reservation.id());
+        // Compared with what was there when it is written.
+        if !self.pending.contains_key(&key) {
+            self.bytes(key)?;
+        }
         let ends = reservation.expires();
-        let expiry = Expiry::At(if waits_for_expiry(&reservation) { ends.plus(EXPIRY_KEPT) } else { ends });
+        // As long as there is something to give back: nobody may ask for the partition when it expires.
+        let kept = ends.max(reservation.void_from());
+        let expiry = Expiry::At(if waits_for_expiry(&reservation) { kept } else { ends });
         self.save(key, reservation.to_bytes(Format::PRESENT), expiry);
         // Redis drops the record of an ended reservation at its expiry. From then on this mark keeps its receipt from being refunded.
         if !reservation.is_open() && reservation.void_from() > ends {
-            let mark = RecordKey::of_id(RecordKind::Refund, reservation.id());
-            self.save(mark, REFUNDED.to_vec(), Expiry::At(reservation.void_from()));
+            let mark = RecordKey::of_id(RecordKind::Refund, self.place, reservation.id());
+            if !self.is_whole && self.bytes(mark)?.is_none() {
+                self.save(mark, REFUNDED.to_vec(), Expiry::At(reservation.void_from().plus(CLOCK_MARGIN)));
+            }
         }
+        Ok(())
+    }
+
+    fn forget_reservation(&mut self, id: TraceId, _: Timestamp) -> Result<(), CopyError> {
+        let key = self.reservation_key(id);
+        self.pending.remove(&key);
         Ok(())
     }
 
@@ -237,10 +421,10 @@ impl Records for Copies {
     }
 
     fn remember_refund(&mut self, id: TraceId, void_from: Timestamp, _: Timestamp) -> Result<bool, CopyError> {
-        let key = RecordKey::of_id(RecordKind::Refund, id);
+        let key = RecordKey::of_id(RecordKind::Refund, self.place, id);
         let first = self.bytes(key)?.is_none();
         if first {
-            self.save(key, REFUNDED.to_vec(), Expiry::At(void_from));
+            self.save(key, REFUNDED.to_vec(), Expiry::At(void_from.plus(CLOCK_MARGIN)));
         }
         Ok(first)
     }

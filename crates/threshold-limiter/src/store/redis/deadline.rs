@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
+use super::server::Latest;
 use crate::store::StoreError;
 
 /// A timer that is later than this was held up by other work of the node. Tokio's timers have a resolution of one millisecond.
@@ -26,6 +27,12 @@ pub async fn within<F: Future>(deadline: Duration, future: F) -> F::Output {
 /// Returns the deadline of this call to a store with this one.
 pub(super) fn of_call(own: Duration) -> Duration {
     CALL.try_with(|call| own.min(*call)).unwrap_or(own)
+}
+
+/// Returns until when a server may execute an operation that begins now. It is later than the deadline, because a busy node waits for
+/// longer, and what is executed too late is only withdrawn again.
+pub(super) fn latest(deadline: Duration) -> Latest {
+    std::time::Instant::now().checked_add(deadline.max(LONGEST)).map_or(Latest::Never, Latest::At)
 }
 
 /// Waits for an operation, which goes on after the deadline because the server may have begun it.

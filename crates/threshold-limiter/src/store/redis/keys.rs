@@ -6,9 +6,11 @@ use threshold_core::{Digest, TraceId};
 /// The prefix of every key, so that a database can be shared with other programs.
 const PREFIX: &str = "th";
 
-/// The number of partitions that hold reservations and refunds. Both are found by an id that says nothing about its charges, and
-/// the indexes of reservations that expire are read by every node twice a second, so there must be few of them.
+/// The number of partitions that say in which partitions a reservation is held. It is found by an id that says nothing about that.
 const HOMES: u16 = 64;
+
+/// The place of every record that is found by an id, where all partitions are on one server.
+pub(super) const WHOLE: Partition = Partition::from_u16(0);
 
 /// The kinds of records that are stored as bytes under a key of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,7 +18,10 @@ pub(super) enum RecordKind {
     Balance,
     Standing,
     Account,
+    /// The part of a reservation that is held in a partition, beside its charges.
     Reservation,
+    /// The reservation as a whole, which says in which partitions it is held.
+    Whole,
     Refund,
     Request,
 }
@@ -38,9 +43,9 @@ impl RecordKey {
         Self { kind, partition: digest.partition(), id: digest.to_u128() }
     }
 
-    /// Returns the record of a reservation or of a refund.
-    pub(super) fn of_id(kind: RecordKind, id: TraceId) -> Self {
-        Self { kind, partition: home(id), id: id.to_u128() }
+    /// Returns the record of a reservation or of a refund in a partition.
+    pub(super) fn of_id(kind: RecordKind, partition: Partition, id: TraceId) -> Self {
+        Self { kind, partition, id: id.to_u128() }
     }
 
     /// Returns the digest that the record is found by.
@@ -55,6 +60,7 @@ impl RecordKey {
             RecordKind::Standing => 's',
             RecordKind::Account => 'a',
             RecordKind::Reservation => 'v',
+            RecordKind::Whole => 'w',
             RecordKind::Refund => 'r',
             RecordKind::Request => 'q',
         };
@@ -62,20 +68,20 @@ impl RecordKey {
     }
 }
 
-/// Returns the partition of the records under an id.
+/// Returns the partition of the whole of a reservation.
 pub(super) fn home(id: TraceId) -> Partition {
     let number = id.to_u128().checked_rem(u128::from(HOMES)).unwrap_or(0);
     Partition::from_u16(u16::try_from(number).unwrap_or(0))
 }
 
-/// Returns every partition that holds reservations.
-pub(super) fn homes() -> impl Iterator<Item = Partition> {
-    (0..HOMES).map(Partition::from_u16)
+/// Returns the key of the head of a partition: its history, and when the next of its reservations expires.
+pub(super) fn head(place: Partition) -> String {
+    format!("{PREFIX}:{{{:04x}}}head", place.to_u16())
 }
 
 /// Returns the key of the index of the reservations in a partition that give back their charges when they expire.
-pub(super) fn expiring(home: Partition) -> String {
-    format!("{PREFIX}:{{{:04x}}}expiring", home.to_u16())
+pub(super) fn expiring(place: Partition) -> String {
+    format!("{PREFIX}:{{{:04x}}}expiring", place.to_u16())
 }
 
 /// Returns the member of a reservation in its index.
@@ -111,7 +117,8 @@ mod tests {
         let name = RecordKey::balance(digest).name();
         assert_eq!(name, "th:{cdef}b:0123456789abcdef0011223344556677");
         let id = TraceId::from_u128(0xff);
-        assert_eq!(RecordKey::of_id(RecordKind::Refund, id).name(), format!("th:{{003f}}r:{:032x}", 0xff));
+        let refund = RecordKey::of_id(RecordKind::Refund, home(id), id);
+        assert_eq!(refund.name(), format!("th:{{003f}}r:{:032x}", 0xff));
         assert_eq!(id_of_member(member(id).as_bytes()), Some(id));
         assert_eq!(id_of_member(b"no number"), None);
     }

@@ -31,7 +31,7 @@ impl LateAnswers {
 
 /// Returns whether a command charges or counts something that has to be withdrawn if its caller is refused because no answer has come.
 pub(super) fn is_withdrawn(command: &Command) -> bool {
-    matches!(command, Command::BeginLogin { .. } | Command::Limit { .. } | Command::Reserve { .. })
+    matches!(command, Command::BeginLogin { .. } | Command::Limit { .. })
 }
 
 /// The place in which a command leaves its answer, and in which its caller looks for it when the deadline has passed. A caller that

@@ -2,6 +2,7 @@
 
 use ::redis::Value;
 use threshold_core::Timestamp;
+use threshold_core::receipt::History;
 
 use crate::store::StoreError;
 
@@ -10,11 +11,38 @@ pub(super) type Values = Vec<Option<Vec<u8>>>;
 
 /// The reply of `swap.lua`.
 #[derive(Debug)]
-pub(super) enum Swapped {
-    /// All records were changed.
-    Done,
-    /// A record had changed before, and nothing was written. The values are those of all records.
-    Changed { now: Timestamp, values: Values },
+pub(super) struct Swapped {
+    pub(super) done: Done,
+    pub(super) now: Timestamp,
+    /// Where a record had changed, those that were compared.
+    pub(super) values: Values,
+    pub(super) history: History,
+}
+
+/// What `swap.lua` did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Done {
+    /// Everything was changed.
+    All,
+    /// A record had changed before, and nothing was written.
+    Changed,
+    /// The script cannot tell how a balance changes, and nothing was written.
+    Unusual,
+    /// It was executed too late, and nothing was written.
+    TooLate,
+    /// A charge no longer fits, and nothing was written.
+    Full,
+}
+
+/// The reply of `settle.lua`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Settled {
+    pub(super) verdict: Verdict,
+    /// Whether a reservation of the partition has expired, whose charges are still there.
+    pub(super) is_due: bool,
+    pub(super) now: Timestamp,
+    pub(super) history: History,
+    pub(super) found: Values,
 }
 
 /// What `settle.lua` did.
@@ -26,55 +54,107 @@ pub(super) enum Verdict {
     Denied,
     /// The script cannot tell, and nothing was charged.
     Unusual,
+    /// It was executed too late, and nothing was charged.
+    TooLate,
 }
 
-/// Parses the reply of `settle.lua`: its verdict, the server's time, and what it found.
-pub(super) fn settled(reply: Value) -> Result<(Verdict, Timestamp, Values), StoreError> {
+/// The reply of `load.lua`.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) now: Timestamp,
+    pub(super) values: Values,
+    pub(super) head: Head,
+}
+
+/// What a partition knows of itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Head {
+    pub(super) history: History,
+    /// When the first of its reservations expires that gives back its charges; the epoch if none does.
+    next_expiry: Timestamp,
+}
+
+impl Head {
+    const VERSION: u8 = 1;
+
+    fn parse(bytes: Option<&[u8]>) -> Option<Self> {
+        let Some(bytes) = bytes else { return Some(Self::default()) };
+        let (version, rest) = bytes.split_first()?;
+        let (history, rest) = rest.split_first_chunk()?;
+        let next_expiry = Timestamp::from_micros(u64::from_be_bytes(rest.try_into().ok()?));
+        (*version == Self::VERSION).then_some(Self { history: History::from_bytes(*history), next_expiry })
+    }
+
+    /// Returns whether a reservation has expired whose charges are still there.
+    pub(super) fn is_due(&self, now: Timestamp) -> bool {
+        self.next_expiry > Timestamp::EPOCH && self.next_expiry <= now
+    }
+}
+
+/// Parses the reply of `settle.lua`.
+pub(super) fn settled(reply: &Value) -> Result<Settled, StoreError> {
     let Value::BulkString(bytes) = reply else { return Err(StoreError::Unavailable) };
-    parse_settled(&bytes).ok_or(StoreError::Unavailable)
+    parse_settled(bytes).ok_or(StoreError::Unavailable)
 }
 
-fn parse_settled(bytes: &[u8]) -> Option<(Verdict, Timestamp, Values)> {
+/// The bit of a verdict that says that a reservation has expired.
+const DUE: u8 = 16;
+
+fn parse_settled(bytes: &[u8]) -> Option<Settled> {
     let (verdict, rest) = bytes.split_first()?;
-    let verdict = match verdict {
+    let is_due = verdict & DUE != 0;
+    let verdict = match verdict & !DUE {
         0 => Verdict::Denied,
         1 => Verdict::Charged,
         2 => Verdict::Unusual,
+        3 => Verdict::TooLate,
         _ => return None,
     };
-    let (micros, mut rest) = rest.split_first_chunk()?;
-    let mut values = Values::new();
+    let (micros, rest) = rest.split_first_chunk()?;
+    let (history, mut rest) = rest.split_first_chunk()?;
+    let mut found = Values::new();
     while !rest.is_empty() {
         let (length, after) = rest.split_first_chunk()?;
         let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
         let (value, after) = after.split_at_checked(length)?;
         // No record has no bytes.
-        values.push(Some(value).filter(|value| !value.is_empty()).map(<[u8]>::to_vec));
+        found.push(Some(value).filter(|value| !value.is_empty()).map(<[u8]>::to_vec));
         rest = after;
     }
-    Some((verdict, Timestamp::from_micros(u64::from_be_bytes(*micros)), values))
+    let now = Timestamp::from_micros(u64::from_be_bytes(*micros));
+    Some(Settled { verdict, is_due, now, history: History::from_bytes(*history), found })
 }
 
-/// Parses the reply of `load.lua`: the server's time, and the bytes of each record.
-pub(super) fn loaded(reply: Value) -> Result<(Timestamp, Values), StoreError> {
+/// Parses the reply of `load.lua`. Its last record is the head of the partition, if that `has_head`.
+pub(super) fn loaded(reply: Value, has_head: bool) -> Result<Loaded, StoreError> {
     let mut parts = array(reply)?.into_iter();
     let now = time(&mut parts)?;
-    Ok((now, values(parts.next())?))
+    let mut values = values(parts.next())?;
+    let head = if has_head { values.pop().ok_or(StoreError::Unavailable)? } else { None };
+    let head = Head::parse(head.as_deref()).ok_or(StoreError::Unavailable)?;
+    Ok(Loaded { now, values, head })
 }
 
 /// Parses the reply of `swap.lua`.
 pub(super) fn swapped(reply: Value) -> Result<Swapped, StoreError> {
     let mut parts = array(reply)?.into_iter();
-    let done = number(parts.next())? == 1;
+    let done = match number(parts.next())? {
+        0 => Done::Changed,
+        1 => Done::All,
+        2 => Done::Unusual,
+        3 => Done::TooLate,
+        4 => Done::Full,
+        _ => return Err(StoreError::Unavailable),
+    };
     let now = time(&mut parts)?;
-    Ok(if done { Swapped::Done } else { Swapped::Changed { now, values: values(parts.next())? } })
-}
-
-/// Parses the reply of `give_back.lua`: whether the charges were given back, and the server's time.
-pub(super) fn given_back(reply: Value) -> Result<(bool, Timestamp), StoreError> {
-    let mut parts = array(reply)?.into_iter();
-    let is_done = number(parts.next())? == 1;
-    Ok((is_done, time(&mut parts)?))
+    let values = parts.next().map_or(Ok(Values::new()), |found| values(Some(found)))?;
+    let history = match parts.next() {
+        Some(Value::BulkString(bytes)) => {
+            History::from_bytes(bytes.as_slice().try_into().map_err(|_| StoreError::Unavailable)?)
+        }
+        _ => History::default(),
+    };
+    Ok(Swapped { done, now, values, history })
 }
 
 /// Takes seconds and microseconds off the front of a reply.
@@ -117,11 +197,19 @@ mod tests {
     /// A reply that is cut off must not pair a value with the record after it.
     #[test]
     fn a_reply_of_settle_is_parsed_whole_or_not_at_all() {
-        let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2, 7, 8];
-        let parsed = parse_settled(&bytes);
-        assert_eq!(parsed, Some((Verdict::Charged, Timestamp::from_micros(9), vec![None, Some(vec![7, 8])])));
+        let mut bytes =
+            [&[17][..], &9_u64.to_be_bytes(), &7_u64.to_be_bytes(), &[0, 0, 0, 0, 0, 0, 0, 2, 7, 8]].concat();
+        let parsed = Settled {
+            verdict: Verdict::Charged,
+            is_due: true,
+            now: Timestamp::from_micros(9),
+            history: History::from_bytes(7_u64.to_be_bytes()),
+            found: vec![None, Some(vec![7, 8])],
+        };
+        assert_eq!(parse_settled(&bytes), Some(parsed));
         bytes.pop();
         assert_eq!(parse_settled(&bytes), None);
-        assert_eq!(parse_settled(&[3, 0, 0, 0, 0, 0, 0, 0, 9]), None);
+        bytes[0] = 4;
+        assert_eq!(parse_settled(&bytes[..17]), None);
     }
 }

@@ -56,8 +56,18 @@ impl From<CallError> for PartitionError {
 /// A call that a server executes in one step.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Call<'c> {
-    Script { script: &'c ServerScript, keys: &'c [String], args: &'c [Vec<u8>] },
+    Script { script: &'c ServerScript, keys: &'c [String], args: &'c [Vec<u8>], latest: Latest },
     Command(&'c Cmd),
+}
+
+/// Until when a script may be executed. It is told so by its last argument, in the time of its server, and changes nothing afterwards.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Latest {
+    /// The script takes no such argument.
+    Untold,
+    /// It may be executed at any time.
+    Never,
+    At(Instant),
 }
 
 /// A script, and its name on the server.
@@ -155,12 +165,12 @@ impl Server {
     /// Makes a call. A script is sent again only if the server did not have it, so it is executed at most once. A call for a slot
     /// that is being moved to this server `is_asking`.
     pub(super) async fn call(self: &Arc<Self>, call: Call<'_>, is_asking: bool) -> Result<Value, RedisError> {
-        let (script, keys, args) = match call {
+        let (script, keys, args, latest) = match call {
             Call::Command(command) => return self.send_to_moving(command, is_asking).await,
-            Call::Script { script, keys, args } => (script, keys, args),
+            Call::Script { script, keys, args, latest } => (script, keys, args, latest),
         };
         let mut run = Cmd::new();
-        run.arg("EVALSHA").arg(&script.hash).arg(keys.len()).arg(keys).arg(args);
+        run.arg("EVALSHA").arg(&script.hash).arg(keys.len()).arg(keys).arg(args).arg(self.latest(latest));
         match self.send_to_moving(&run, is_asking).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {}
             answered => return answered,
@@ -168,8 +178,19 @@ impl Server {
         // The first call was not executed, so this one does not repeat it. It takes the script with it and leaves it on the server:
         // a script that is only loaded may be flushed again before it is called.
         let mut run = Cmd::new();
-        run.arg("EVAL").arg(script.text).arg(keys.len()).arg(keys).arg(args);
+        run.arg("EVAL").arg(script.text).arg(keys.len()).arg(keys).arg(args).arg(self.latest(latest));
         self.send_to_moving(&run, is_asking).await
+    }
+
+    /// Returns the last argument of a script that is sent now. Without a known clock it has no end.
+    fn latest(&self, latest: Latest) -> Option<Vec<u8>> {
+        match latest {
+            Latest::Untold => None,
+            Latest::Never => Some(Vec::new()),
+            Latest::At(end) => {
+                Some(self.clock.at(end).map_or_else(Vec::new, |end| end.micros().to_be_bytes().to_vec()))
+            }
+        }
     }
 
     async fn send_to_moving(self: &Arc<Self>, command: &Cmd, is_asking: bool) -> Result<Value, RedisError> {

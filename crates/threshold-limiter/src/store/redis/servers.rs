@@ -9,8 +9,15 @@ use threshold_core::Timestamp;
 use super::clock::ServerClock;
 use super::cluster::Cluster;
 use super::reply;
-use super::server::{Call, CallError, Server, ServerScript, classify};
+use super::server::{Call, CallError, Latest, Server, ServerScript, classify};
 use crate::store::StoreError;
+
+/// A reply, and the server that has sent it.
+#[derive(Debug)]
+pub(super) struct Replied {
+    pub(super) value: Value,
+    pub(super) server: Arc<Server>,
+}
 
 /// The servers of a store.
 #[derive(Debug, Clone)]
@@ -28,18 +35,32 @@ impl Servers {
         keys: &[String],
         args: &[Vec<u8>],
     ) -> Result<Value, CallError> {
+        Ok(self.run_until(script, keys, args, Latest::Untold).await?.value)
+    }
+
+    /// Runs a script that is told until when it may be executed.
+    pub(super) async fn run_until(
+        &self,
+        script: &ServerScript,
+        keys: &[String],
+        args: &[Vec<u8>],
+        latest: Latest,
+    ) -> Result<Replied, CallError> {
         let key = keys.first().map_or("", String::as_str);
-        self.call(key, Call::Script { script, keys, args }).await
+        self.call(key, Call::Script { script, keys, args, latest }).await
     }
 
     /// Sends a command to the server of a key.
     pub(super) async fn send(&self, key: &str, command: &Cmd) -> Result<Value, CallError> {
-        self.call(key, Call::Command(command)).await
+        Ok(self.call(key, Call::Command(command)).await?.value)
     }
 
-    async fn call(&self, key: &str, call: Call<'_>) -> Result<Value, CallError> {
+    async fn call(&self, key: &str, call: Call<'_>) -> Result<Replied, CallError> {
         match self {
-            Self::Single(server) => server.call(call, false).await.map_err(|error| classify(&error)),
+            Self::Single(server) => {
+                let value = server.call(call, false).await.map_err(|error| classify(&error))?;
+                Ok(Replied { value, server: Arc::clone(server) })
+            }
             Self::Cluster(cluster) => cluster.call(key, call).await,
         }
     }
@@ -62,14 +83,27 @@ impl Servers {
         let mut ask = Cmd::new();
         ask.arg("TIME");
         let server = self.all().into_iter().find(|server| server.is_connected()).ok_or(StoreError::Unavailable)?;
-        let reply = server.send(&ask).await.map_err(|error| classify(&error))?;
-        self.heard(reply::time(&mut reply::array(reply)?.into_iter())?);
+        let value = server.send(&ask).await.map_err(|error| classify(&error))?;
+        let now = reply::time(&mut reply::array(value)?.into_iter())?;
+        self.heard(&server, now);
         Ok(())
     }
 
-    /// Takes over the time of a reply that has just arrived.
-    pub(super) fn heard(&self, now: Timestamp) {
-        self.clock().heard(now);
+    /// Takes over the time of a reply that a server has just sent.
+    pub(super) fn heard(&self, server: &Server, now: Timestamp) {
+        server.clock.heard(now);
+        // The clock of the store, which the single server has itself.
+        if let Self::Cluster(cluster) = self {
+            cluster.clock.heard(now);
+        }
+    }
+
+    /// Returns the present time of the server of a key; `None` before its first reply.
+    pub(super) fn now_at(&self, key: &str) -> Option<Timestamp> {
+        match self {
+            Self::Single(server) => server.clock.now(),
+            Self::Cluster(cluster) => cluster.owner_of(key)?.clock.now(),
+        }
     }
 
     /// Returns the clock of the store. That of a Cluster follows the primary that has answered last.
