@@ -3,6 +3,7 @@
 #[cfg(feature = "memory")]
 mod any;
 mod change_sink;
+mod errors;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "partitions")]
@@ -31,6 +32,7 @@ pub use threshold_core::{Digest, Outcome, OwnedBill, Plan, Timestamp};
 #[cfg(feature = "memory")]
 pub use any::AnyStore;
 pub use change_sink::{ChangeSink, Durability};
+pub use errors::{StoreErrorCount, StoreErrorKind};
 
 /// Why a store could not answer. What becomes of the request then is the policy's to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -184,9 +186,21 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Returns what is wrong with the store at this moment, in words for operators: a part of it cannot be reached, or refuses calls.
+    /// Returns what is wrong with the store at this moment, in words for operators: a part of it cannot be reached, or calls have
+    /// failed a moment ago.
     fn present_problem(&self) -> Option<String> {
         None
+    }
+
+    /// Returns whether every part of the store can be reached at this moment, as far as it knows without asking.
+    fn is_reachable(&self) -> bool {
+        true
+    }
+
+    /// Returns the kinds of errors that its calls have ended with, each with its count. What a store handles by itself is no error,
+    /// such as a call that it repeats with success.
+    fn errors(&self) -> Vec<StoreErrorCount> {
+        Vec::new()
     }
 
     /// Returns how many writes of a store that computes by itself differed from what core would have written, of those that were

@@ -9,7 +9,7 @@ use crate::active_penalties::{ActivePenalties, PenaltyCounts};
 use crate::clock::Clock;
 use crate::histogram::HistogramReading;
 use crate::limiter::Limiter;
-use crate::store::{KeyUsage, Store};
+use crate::store::{KeyUsage, Store, StoreErrorCount, StoreErrorKind};
 
 impl Metrics {
     /// Adds the gauges of a limiter: its keys, its waiting requests, and what has expired. Reading them walks over no table. Its
@@ -19,6 +19,7 @@ impl Metrics {
         self.add_source(limiter, |limiter, readings| {
             let numbers = limiter.store().numbers();
             readings.keys = numbers.keys;
+            readings.store_errors = Some(limiter.store().errors());
             readings.expired = Some([
                 ("reservation", numbers.expired_reservations),
                 ("ban", limiter.bans().expired()),
@@ -87,6 +88,7 @@ pub(super) struct Watched(Mutex<Vec<Source>>);
 #[derive(Default)]
 struct Readings {
     keys: Option<KeyUsage>,
+    store_errors: Option<Vec<StoreErrorCount>>,
     expired: Option<[(&'static str, u64); 3]>,
     penalties: Option<PenaltyCounts>,
     waiters: Option<usize>,
@@ -110,6 +112,14 @@ impl Watched {
             encoder.counter("threshold_keys_evicted", "Live balances that were evicted for others", keys.evicted)?;
             let help = "Keys that were counted by a shared one, because memory was full";
             encoder.counter("threshold_keys_folded", help, keys.folded)?;
+        }
+        if let Some(errors) = readings.store_errors {
+            // All kinds from the start, because a rise from nothing is none to Prometheus.
+            let series = StoreErrorKind::ALL.iter().map(|kind| {
+                let count = errors.iter().find(|error| error.kind == *kind).map_or(0, |error| error.count);
+                ([("kind", kind.name())], count)
+            });
+            encoder.counters("threshold_store_call_errors", "Calls of the store that failed, by kind", series)?;
         }
         if let Some(penalties) = readings.penalties {
             encoder.gauge("threshold_bans_active", "Bans in force, by operators and by ladders", penalties.bans)?;

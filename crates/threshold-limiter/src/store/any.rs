@@ -7,7 +7,7 @@ use std::pin::Pin;
 use super::memory::MemoryStore;
 use super::{
     Answer, Command, Digest, Durability, HoldTerms, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store,
-    StoreError, StoreNumbers, Timestamp,
+    StoreError, StoreErrorCount, StoreNumbers, Timestamp,
 };
 
 /// The store in memory or any other, chosen at run time. If the store is known when the program is compiled, name its type: a
@@ -151,6 +151,20 @@ impl Store for AnyStore {
         }
     }
 
+    fn is_reachable(&self) -> bool {
+        match &self.0 {
+            Inner::Memory(store) => store.is_reachable(),
+            Inner::Other(store) => store.erased_is_reachable(),
+        }
+    }
+
+    fn errors(&self) -> Vec<StoreErrorCount> {
+        match &self.0 {
+            Inner::Memory(store) => store.errors(),
+            Inner::Other(store) => store.erased_errors(),
+        }
+    }
+
     fn differences(&self) -> u64 {
         match &self.0 {
             Inner::Memory(store) => store.differences(),
@@ -218,6 +232,10 @@ trait ErasedStore: Send + Sync {
 
     fn erased_present_problem(&self) -> Option<String>;
 
+    fn erased_is_reachable(&self) -> bool;
+
+    fn erased_errors(&self) -> Vec<StoreErrorCount>;
+
     fn erased_differences(&self) -> u64;
 
     fn erased_durability(&self) -> Option<Durability>;
@@ -282,6 +300,14 @@ impl<S: Store> ErasedStore for S {
 
     fn erased_present_problem(&self) -> Option<String> {
         Store::present_problem(self)
+    }
+
+    fn erased_is_reachable(&self) -> bool {
+        Store::is_reachable(self)
+    }
+
+    fn erased_errors(&self) -> Vec<StoreErrorCount> {
+        Store::errors(self)
     }
 
     fn erased_differences(&self) -> u64 {

@@ -13,6 +13,7 @@ mod connect;
 mod control;
 mod copies;
 mod deadline;
+mod errors;
 mod executor;
 mod inspect;
 mod keys;
@@ -39,7 +40,9 @@ use threshold_core::control::MAX_CHANGES_READ;
 use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp};
 use tokio::sync::oneshot;
 
-use super::{HoldTerms, Kind, LateAnswer, Listed, Share, Store, StoreError, StoreNumbers};
+use super::{
+    HoldTerms, Kind, LateAnswer, Listed, Share, Store, StoreError, StoreErrorCount, StoreErrorKind, StoreNumbers,
+};
 use cluster::Cluster;
 use connect::{Certificates, ConnectOptions, Connector};
 pub use deadline::within;
@@ -255,6 +258,21 @@ impl RedisStore {
         self.executor.servers.is_connected()
     }
 
+    /// Waits for an operation. Its failure is counted, and so is a deadline that it misses.
+    async fn wait<T: Send + 'static>(
+        &self,
+        deadline: Duration,
+        operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let errors = self.executor.servers.errors();
+        let begun = errors.seen();
+        let Ok(answered) = deadline::wait(deadline, operation).await else {
+            errors.count(StoreErrorKind::Timeout, format_args!("no answer within {} ms", deadline.as_millis()));
+            return Err(StoreError::Timeout);
+        };
+        answered.inspect_err(|_| errors.count_failure(begun))
+    }
+
     /// Settles a plan, and holds what it charges. An answer that comes after the deadline is kept for the limiter.
     async fn settle_by_deadline(
         &self,
@@ -276,7 +294,7 @@ impl RedisStore {
             }
             ended
         };
-        let waited = deadline::wait(deadline, operation).await;
+        let waited = self.wait(deadline, operation).await;
         // Closed first: an answer that comes from now on is late, and one that has just come is not.
         receiver.close();
         match receiver.try_recv() {
@@ -293,12 +311,13 @@ impl RedisStore {
         let (place, sent) = (Arc::clone(&handover), Box::new(command.clone()));
         let operation = async move {
             let answer = executor.execute(command, deadline::latest(deadline)).await;
+            let ended = answer.as_ref().map(drop).map_err(|error| *error);
             if let Some(Ok(answer)) = place.answer(answer) {
                 late.add(LateAnswer::Executed { command: sent, answer: Box::new(answer) });
             }
-            Ok(())
+            ended
         };
-        let waited = deadline::wait(deadline, operation).await;
+        let waited = self.wait(deadline, operation).await;
         handover.take().unwrap_or_else(|| Err(waited.err().unwrap_or(StoreError::Unavailable)))
     }
 }
@@ -327,7 +346,7 @@ impl Store for RedisStore {
         match command {
             Command::Control(change) => {
                 let change = std::slice::from_ref(&*change).to_vec();
-                deadline::wait(self.deadline, async move { control::add(&executor.servers, &change).await }).await
+                self.wait(self.deadline, async move { control::add(&executor.servers, &change).await }).await
             }
             // No deadline: a hundred thousand bans take longer, and an operator waits for them.
             Command::ControlAll { changes, after } => control::add_all(&executor.servers, &changes, after).await,
@@ -335,7 +354,7 @@ impl Store for RedisStore {
                 let most = usize::try_from(most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
                 let read = async move { control::read(&executor.servers, after, most).await };
                 // Bans must be learned from a store that is too slow for decisions.
-                deadline::wait(self.deadline.max(PATIENT_DEADLINE), read).await
+                self.wait(self.deadline.max(PATIENT_DEADLINE), read).await
             }
             command => {
                 let deadline = match command {
@@ -349,7 +368,7 @@ impl Store for RedisStore {
                     return self.execute_withdrawn(command, deadline).await;
                 }
                 // It counts once whenever it is executed, so it may be executed late.
-                deadline::wait(deadline, async move { executor.execute(command, Latest::Never).await }).await
+                self.wait(deadline, async move { executor.execute(command, Latest::Never).await }).await
             }
         }
     }
@@ -385,6 +404,14 @@ impl Store for RedisStore {
 
     fn present_problem(&self) -> Option<String> {
         self.executor.servers.present_problem()
+    }
+
+    fn is_reachable(&self) -> bool {
+        self.is_connected()
+    }
+
+    fn errors(&self) -> Vec<StoreErrorCount> {
+        self.executor.servers.errors().all()
     }
 
     fn differences(&self) -> u64 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     Answer, Command, Digest, Durability, ImmediateStore, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store,
-    StoreError, StoreNumbers, Timestamp,
+    StoreError, StoreErrorCount, StoreNumbers, Timestamp,
 };
 
 impl<S: Store> Store for Arc<S> {
@@ -70,6 +70,14 @@ impl<S: Store> Store for Arc<S> {
 
     fn present_problem(&self) -> Option<String> {
         S::present_problem(self)
+    }
+
+    fn is_reachable(&self) -> bool {
+        S::is_reachable(self)
+    }
+
+    fn errors(&self) -> Vec<StoreErrorCount> {
+        S::errors(self)
     }
 
     fn differences(&self) -> u64 {

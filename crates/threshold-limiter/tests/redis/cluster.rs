@@ -267,6 +267,9 @@ async fn a_slot_moves_under_load_without_an_error() {
     stop.store(true, Ordering::Relaxed);
     admitted += tasks.join_all().await.into_iter().sum::<usize>();
     println!("{admitted} admitted while slot {slot} moved there and back");
+    for node in &nodes {
+        assert_eq!(node.store().errors(), [], "redirects that are followed are no errors");
+    }
     // The rest, after charges that were given back have arrived.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let mut tasks = JoinSet::new();

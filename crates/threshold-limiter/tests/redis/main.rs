@@ -12,6 +12,7 @@ mod acl;
 mod cluster;
 mod control;
 mod denials;
+mod errors;
 mod failure;
 mod faults;
 mod imports;

@@ -25,8 +25,8 @@ use super::reply::{self, Done, Swapped};
 use super::server::{CallError, Latest, Server, ServerScript};
 use super::servers::Servers;
 use super::sweep::{self, Sweeps};
-use crate::store::StoreError;
 use crate::store::partitioned::PartitionError;
+use crate::store::{StoreError, StoreErrorKind};
 
 static LOAD: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("load.lua")));
 static SWAP: LazyLock<ServerScript> = LazyLock::new(|| {
@@ -101,6 +101,7 @@ impl Batches {
     fn add(self: &Arc<Self>, queue: Queue, job: Job) -> Result<(), StoreError> {
         let mut waiting = self.waiting();
         if waiting.count >= MAX_WAITING {
+            self.servers.errors().count(StoreErrorKind::Overloaded, format_args!("{MAX_WAITING} commands wait"));
             return Err(StoreError::Unavailable);
         }
         waiting.count = waiting.count.saturating_add(1);
@@ -220,7 +221,7 @@ impl Batches {
         latest: Latest,
     ) -> Result<Vec<Option<Result<Answer, PartitionError>>>, PartitionError> {
         let servers = &self.servers;
-        let mut copies = Copies::new(place);
+        let mut copies = Copies::new(place, servers.errors().clone());
         let all_named =
             || commands.iter().flat_map(|command| named(command, place, servers)).collect::<BTreeSet<RecordKey>>();
         let (mut missing, mut now) = (all_named(), None);
@@ -265,6 +266,7 @@ impl Batches {
                 Written::Nothing(later) => now = later,
             }
         }
+        servers.errors().count(StoreErrorKind::Conflict, "other nodes changed the same records first, each time");
         Err(StoreError::Timeout.into())
     }
 }
@@ -474,7 +476,7 @@ async fn load_call(
     let head = with_head.then(|| keys::head(copies.place()));
     let names: Vec<String> = keys.iter().map(RecordKey::name).chain(head).collect();
     let replied = servers.run_until(&LOAD, &names, &[], Latest::Untold).await?;
-    let loaded = reply::loaded(replied.value, with_head)?;
+    let loaded = servers.errors().parsed("load.lua", reply::loaded(replied.value, with_head))?;
     servers.heard(&replied.server, loaded.now);
     // Values must not be paired with the keys of other records.
     if loaded.values.len() != keys.len() {
@@ -612,8 +614,8 @@ impl Swap {
         }
         let replied = servers.run_until(&SWAP, &names, &args, latest).await?;
         // A reply that cannot be read says nothing about what was written.
-        let swapped = reply::swapped(replied.value).map_err(|_| CallError::Unknown)?;
-        Ok((swapped, replied.server))
+        let parsed = servers.errors().parsed("swap.lua", reply::swapped(replied.value));
+        Ok((parsed.map_err(|_| CallError::Unknown)?, replied.server))
     }
 }
 

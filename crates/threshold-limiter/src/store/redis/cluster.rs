@@ -13,9 +13,11 @@ use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::clock::ServerClock;
 use super::connect::{ConnectError, Connector};
+use super::errors::Errors;
 use super::server::{Call, CallError, Server, classify, is_broken, jittered};
 use super::servers::Replied;
 use super::url::Address;
+use crate::store::StoreErrorKind;
 
 /// The number of slots of every Redis Cluster.
 const SLOTS: u16 = 16_384;
@@ -43,6 +45,7 @@ pub(super) struct Cluster {
     is_refreshing: AtomicBool,
     /// The time of the last reply of any primary.
     pub(super) clock: ServerClock,
+    pub(super) errors: Errors,
 }
 
 impl fmt::Debug for Cluster {
@@ -86,6 +89,7 @@ impl Cluster {
             topology: Mutex::new(Topology { slots, servers: HashMap::new(), asked: HashSet::new() }),
             is_refreshing: AtomicBool::new(false),
             clock: ServerClock::default(),
+            errors: Errors::default(),
         });
         let mut failed = None;
         for seed in &cluster.seeds {
@@ -121,8 +125,10 @@ impl Cluster {
     pub(super) async fn call(self: &Arc<Self>, key: &str, call: Call<'_>) -> Result<Replied, CallError> {
         let slot = slot_of(key);
         let (mut server, mut is_asking) = (self.owner(slot), false);
+        let mut refused = None;
         for _ in 0..MAX_REDIRECTS {
             let Some(current) = server else {
+                self.errors.count(StoreErrorKind::ClusterDown, format_args!("no server is known for slot {slot}"));
                 self.refresh();
                 return Err(CallError::NotExecuted);
             };
@@ -130,9 +136,10 @@ impl Cluster {
                 Ok(value) => return Ok(Replied { value, server: current }),
                 Err(error) => error,
             };
+            let (current, error) = refused.insert((current, error));
             match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
-                    server = self.redirect(&error, &current);
+                    server = self.redirect(error, current);
                     is_asking = false;
                     // Only this slot for now. More slots than this one have moved, if it was a failover.
                     if let Some(server) = &server {
@@ -142,13 +149,16 @@ impl Cluster {
                 }
                 // Valid for this call only: the slot is still being moved.
                 ErrorKind::Server(ServerErrorKind::Ask) => {
-                    server = self.redirect(&error, &current);
+                    server = self.redirect(error, current);
                     is_asking = true;
                     if let Some(server) = &server {
                         self.drop_later(server);
                     }
                 }
-                ErrorKind::Server(ServerErrorKind::TryAgain) => return Err(CallError::Moving),
+                ErrorKind::Server(ServerErrorKind::TryAgain) => {
+                    self.errors.refused_while_moving();
+                    return Err(CallError::Moving);
+                }
                 ErrorKind::Server(
                     ServerErrorKind::ClusterDown
                     | ServerErrorKind::MasterDown
@@ -160,12 +170,17 @@ impl Cluster {
                     (server, is_asking) = (self.owner(slot), false);
                 }
                 _ => {
-                    if is_broken(&error) || !current.is_connected() {
+                    if is_broken(error) || !current.is_connected() {
                         self.refresh();
                     }
-                    return Err(classify(&error));
+                    current.count(&self.errors, error);
+                    return Err(classify(error));
                 }
             }
+        }
+        // Only the last one: the call was sent again after the others.
+        if let Some((server, error)) = refused {
+            server.count(&self.errors, &error);
         }
         Err(CallError::NotExecuted)
     }
@@ -381,6 +396,7 @@ mod tests {
             }),
             is_refreshing: AtomicBool::new(false),
             clock: ServerClock::default(),
+            errors: Errors::default(),
         });
         // Ports on which nothing listens: a seed, the primary of a slot, and a server that is asked for another slot.
         let place = |port| Address::Tcp { host: "127.0.0.1".to_owned(), port };

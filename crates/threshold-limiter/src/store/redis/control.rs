@@ -15,7 +15,7 @@ use super::reply::{array, number};
 use super::server::{ServerScript, jittered};
 use super::servers::Servers;
 use crate::random_id;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 static ADD: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("control_add.lua")));
 static READ: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("control_read.lua")));
@@ -28,6 +28,8 @@ const LEASE: u64 = 10_000;
 /// The pause before another node's changes are looked at again, and how often that is done.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 const MAX_BUSY: usize = 300;
+/// What is said of a change that another node's changes have kept out.
+const BUSY: &str = "another node changes many bans or settings at the moment";
 
 /// One call of `control_add.lua`.
 #[derive(Debug, Default)]
@@ -59,8 +61,11 @@ enum Added {
 pub(super) async fn add(servers: &Servers, changes: &[ControlChange]) -> Result<Answer, StoreError> {
     match add_piece(servers, &Piece { changes, ..Piece::default() }).await? {
         Added::Number(number) => Ok(Answer::Controlled { number }),
-        Added::Full => Err(StoreError::Full),
-        Added::Outdated | Added::Busy | Added::Expired => Err(StoreError::Unavailable),
+        Added::Full => Err(full(servers)),
+        Added::Outdated | Added::Busy | Added::Expired => {
+            servers.errors().count(StoreErrorKind::Conflict, BUSY);
+            Err(StoreError::Unavailable)
+        }
     }
 }
 
@@ -80,16 +85,24 @@ pub(super) async fn add_all(
         let piece = Piece { changes, to_remove, after: after.filter(|_| is_first), id: &id, is_first, is_last };
         match add_piece(servers, &piece).await? {
             Added::Number(number) => (last, rest) = (Some(number), later),
-            Added::Full => return Err(StoreError::Full),
+            Added::Full => return Err(full(servers)),
             Added::Outdated => return Ok(Answer::Outdated),
             Added::Busy if busy < MAX_BUSY => {
                 busy = busy.saturating_add(1);
                 tokio::time::sleep(jittered(BUSY_PAUSE)).await;
             }
-            Added::Busy | Added::Expired => return Err(StoreError::Timeout),
+            Added::Busy | Added::Expired => {
+                servers.errors().count(StoreErrorKind::Conflict, BUSY);
+                return Err(StoreError::Timeout);
+            }
         }
     }
     Ok(Answer::Controlled { number: last.unwrap_or(0) })
+}
+
+fn full(servers: &Servers) -> StoreError {
+    servers.errors().count(StoreErrorKind::Full, "there are as many bans or settings as a store holds");
+    StoreError::Full
 }
 
 async fn add_piece(servers: &Servers, piece: &Piece<'_>) -> Result<Added, StoreError> {
@@ -128,7 +141,11 @@ pub(super) async fn read(servers: &Servers, after: u64, most: usize) -> Result<A
         let number = number(Some(number_of_change))?;
         let Some(::redis::Value::BulkString(bytes)) = parts.next() else { return Err(StoreError::Unavailable) };
         // A change that this release cannot read must not be skipped: it may be a ban.
-        let change = ControlChange::from_bytes(&bytes).map_err(|_| StoreError::Unavailable)?;
+        let change = ControlChange::from_bytes(&bytes).map_err(|error| {
+            let text = format_args!("change {number} of bans and settings: {error}");
+            servers.errors().count(StoreErrorKind::UnreadableRecord, text);
+            StoreError::Unavailable
+        })?;
         page.changes.push((number, change));
     }
     Ok(Answer::Control(Box::new(page)))

@@ -11,6 +11,7 @@ use threshold_core::receipt::{Adjustment, block_to_script, credit_to_script};
 use threshold_core::time::Span;
 use threshold_core::{Balance, BytesError, Digest, Format, Limit, Reservation, Standing, Timestamp, TraceId};
 
+use super::errors::Errors;
 use super::keys::{RecordKey, RecordKind};
 use super::reply::Head;
 use crate::store::StoreError;
@@ -48,6 +49,8 @@ pub(super) struct Copies {
     missing: BTreeSet<RecordKey>,
     /// The reservations that a command has read. A refund is right only as long as there is no reservation of its receipt.
     reservations_read: BTreeSet<RecordKey>,
+    /// Where records that cannot be read are counted.
+    errors: Errors,
 }
 
 /// A new value of a record.
@@ -90,17 +93,11 @@ pub(super) enum CopyError {
     Store(StoreError),
 }
 
-impl From<BytesError> for CopyError {
-    /// A record that cannot be read is never taken for an empty one.
-    fn from(_: BytesError) -> Self {
-        Self::Store(StoreError::Unavailable)
-    }
-}
-
 impl Copies {
     /// Creates copies of records of one partition.
-    pub(super) fn new(place: Partition) -> Self {
+    pub(super) fn new(place: Partition, errors: Errors) -> Self {
         Self {
+            errors,
             place,
             head: Head::default(),
             adds: true,
@@ -273,7 +270,9 @@ impl Copies {
     }
 
     fn read<T>(&mut self, key: RecordKey, parse: fn(&[u8]) -> Result<T, BytesError>) -> Result<Option<T>, CopyError> {
-        Ok(self.bytes(key)?.map(parse).transpose()?)
+        let read = self.bytes(key)?.map(parse).transpose();
+        // A record that cannot be read is never taken for an empty one.
+        read.map_err(|error| CopyError::Store(self.errors.unreadable(key, error)))
     }
 
     fn save(&mut self, key: RecordKey, bytes: Vec<u8>, expiry: Expiry) {

@@ -35,6 +35,10 @@ pub(super) fn latest(deadline: Duration) -> Latest {
     std::time::Instant::now().checked_add(deadline.max(LONGEST)).map_or(Latest::Never, Latest::At)
 }
 
+/// There was no answer within the deadline.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NoAnswer;
+
 /// Waits for an operation, which goes on after the deadline because the server may have begun it.
 ///
 /// The time begins when the operation does, and not when it is queued behind other tasks of the node. If the timer itself is late
@@ -43,7 +47,7 @@ pub(super) fn latest(deadline: Duration) -> Latest {
 pub(super) async fn wait<T: Send + 'static>(
     deadline: Duration,
     operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-) -> Result<T, StoreError> {
+) -> Result<Result<T, StoreError>, NoAnswer> {
     let begun = Arc::new(OnceLock::new());
     let mark = Arc::clone(&begun);
     // A spawned task is not cancelled when its handle is dropped.
@@ -56,9 +60,9 @@ pub(super) async fn wait<T: Send + 'static>(
     let mut until = queued.checked_add(deadline).unwrap_or(queued);
     loop {
         match timeout_at(until, &mut task).await {
-            Ok(Ok(answered)) => return answered,
-            Ok(Err(_)) => return Err(StoreError::Unavailable),
-            Err(_) => until = extended(queued, begun.get().copied(), until, deadline).ok_or(StoreError::Timeout)?,
+            Ok(Ok(answered)) => return Ok(answered),
+            Ok(Err(_)) => return Ok(Err(StoreError::Unavailable)),
+            Err(_) => until = extended(queued, begun.get().copied(), until, deadline).ok_or(NoAnswer)?,
         }
     }
 }
@@ -90,8 +94,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_in_time_is_returned_and_a_late_one_is_a_timeout() {
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Ok(7));
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 2)).await, Err(StoreError::Timeout));
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Ok(Ok(7)));
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 2)).await, Err(NoAnswer));
     }
 
     #[tokio::test(start_paused = true)]
@@ -102,7 +106,7 @@ mod tests {
             let _ = ended.send(());
             Ok(())
         };
-        assert_eq!(wait(DEADLINE, operation).await, Err(StoreError::Timeout));
+        assert_eq!(wait(DEADLINE, operation).await, Err(NoAnswer));
         has_ended.await.unwrap();
     }
 
@@ -111,7 +115,7 @@ mod tests {
     async fn the_time_before_an_operation_begins_does_not_count() {
         // It runs before the operation, in the same thread: the operation begins after its deadline would have been over.
         let busy = tokio::spawn(async { tokio::time::advance(DEADLINE * 3 / 2).await });
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 3 / 4)).await, Ok(7));
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 3 / 4)).await, Ok(Ok(7)));
         busy.await.unwrap();
     }
 
@@ -125,14 +129,14 @@ mod tests {
             tokio::time::sleep(DEADLINE / 2).await;
             answer.send(7).unwrap();
         });
-        assert_eq!(wait(DEADLINE, async { Ok(answered.await.unwrap()) }).await, Ok(7));
+        assert_eq!(wait(DEADLINE, async { Ok(answered.await.unwrap()) }).await, Ok(Ok(7)));
         busy.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_busy_node_waits_a_bounded_time() {
         let busy = tokio::spawn(async { tokio::time::advance(LONGEST).await });
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Err(StoreError::Timeout));
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Err(NoAnswer));
         busy.await.unwrap();
     }
 }

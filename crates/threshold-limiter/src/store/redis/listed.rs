@@ -97,13 +97,18 @@ async fn read(servers: &Servers, kind: Kind, keys: Vec<Digest>, now: Timestamp) 
     let values = servers.read_all(&names).await?;
     let records = keys.into_iter().zip(values).filter_map(|(key, value)| {
         let bytes = value?;
-        match kind {
-            Kind::Banned => {
-                let until = Standing::from_bytes(&bytes).ok()?.banned_until().filter(|until| *until > now)?;
+        let record = RecordKey::of_digest(record_kind(kind), key);
+        // One that cannot be read keeps no other from the list.
+        let read = match kind {
+            Kind::Banned => Standing::from_bytes(&bytes).map(|standing| {
+                let until = standing.banned_until().filter(|until| *until > now)?;
                 Some(Listed::Banned { key, until })
+            }),
+            Kind::Accounts => {
+                Account::from_bytes(&bytes).map(|account| Some(Listed::Account { key, account: Box::new(account) }))
             }
-            Kind::Accounts => Some(Listed::Account { key, account: Box::new(Account::from_bytes(&bytes).ok()?) }),
-        }
+        };
+        read.map_err(|error| servers.errors().unreadable(record, error)).ok().flatten()
     });
     Ok(records.collect())
 }

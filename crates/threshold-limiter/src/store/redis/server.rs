@@ -12,15 +12,14 @@ use tokio::sync::watch;
 use super::breaker::Breaker;
 use super::clock::ServerClock;
 use super::connect::{self, ConnectError, Connector};
+use super::errors::{self, Errors};
 use super::url::Address;
-use crate::store::StoreError;
 use crate::store::partitioned::PartitionError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// The pause before the second attempt to connect. It doubles with each attempt, and is randomized so that the nodes of a cluster
 /// do not all come back at the same moment.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// How long a refusal is shown to operators after the last one.
-const REFUSAL_SHOWN: Duration = Duration::from_secs(10);
 /// The longest pause between two attempts: exactness returns within 5 seconds of the server's return.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -90,6 +89,8 @@ pub(super) struct Server {
     link: Mutex<Link>,
     /// The server's clock. Every reply that has a time is passed to it.
     pub(super) clock: ServerClock,
+    /// The errors of a server that is the whole store. Those of a Cluster are its own.
+    pub(super) errors: Errors,
     /// Whether the first attempt to connect has ended.
     tried: watch::Sender<bool>,
     breaker: Breaker,
@@ -106,8 +107,8 @@ struct Link {
     /// Counts replies, errors included.
     replies: u64,
     problem: Option<String>,
-    /// When the server last refused a call that it should have carried out, and why.
-    refused: Option<(Instant, String)>,
+    /// Why the last attempt to connect failed; `None` if it did not.
+    refused: Option<StoreErrorKind>,
 }
 
 impl std::fmt::Debug for Link {
@@ -137,6 +138,7 @@ impl Server {
             connector,
             link: Mutex::new(link),
             clock: ServerClock::default(),
+            errors: Errors::default(),
             tried,
             breaker: Breaker::default(),
             slow,
@@ -260,11 +262,7 @@ impl Server {
             // A script that the server does not have yet is no problem: it is loaded.
             if error.kind() != ErrorKind::Server(ServerErrorKind::NoScript) {
                 let reason = self.named(&connect::explain(error));
-                let mut link = self.link();
-                if is_refusal(error) {
-                    link.refused = Some((Instant::now(), reason.clone()));
-                }
-                link.problem = Some(reason);
+                self.link().problem = Some(reason);
             }
             if is_broken(error) {
                 self.reconnect(generation);
@@ -289,14 +287,26 @@ impl Server {
         self.link().problem.clone()
     }
 
-    /// Returns what is wrong with the server at this moment: it is not connected, or it has refused a call a moment ago.
-    pub(super) fn present_problem(&self) -> Option<String> {
+    /// Returns why there is no connection at this moment.
+    pub(super) fn absence(&self) -> Option<String> {
         let link = self.link();
-        if link.connection.is_none() {
-            return Some(link.problem.clone().unwrap_or_else(|| self.named("not connected")));
+        link.connection.is_none().then(|| link.problem.clone().unwrap_or_else(|| self.named("not connected")))
+    }
+
+    /// Counts the error that a call to this server has ended with.
+    pub(super) fn count(&self, errors: &Errors, error: &RedisError) {
+        if error.kind() != ErrorKind::Client {
+            return errors.count(errors::kind_of(error), self.named(&connect::explain(error)));
         }
-        let recent = link.refused.as_ref().filter(|(at, _)| at.elapsed() < REFUSAL_SHOWN);
-        recent.map(|(_, reason)| reason.clone())
+        // An error of `exchange`: nothing was sent.
+        let refused = self.link().refused.unwrap_or(StoreErrorKind::Connection);
+        match self.absence() {
+            Some(reason) => errors.count(refused, reason),
+            None => {
+                let before = self.problem().unwrap_or_default();
+                errors.count(StoreErrorKind::BreakerOpen, format_args!("left alone after failures: {before}"));
+            }
+        }
     }
 
     /// Drops the connection and opens another one, which checks the secrets again.
@@ -335,7 +345,11 @@ impl Server {
                         server.tried.send_replace(true);
                         return;
                     }
-                    Err(error) => server.link().problem = Some(error.to_string()),
+                    Err(error) => {
+                        let refused = errors::kind_of_connect(&error);
+                        let mut link = server.link();
+                        (link.problem, link.refused) = (Some(error.to_string()), Some(refused));
+                    }
                 }
                 server.tried.send_replace(true);
                 // Not held during the pause, so that the store can be dropped meanwhile.
@@ -361,19 +375,6 @@ pub(super) fn jittered(time: Duration) -> Duration {
 /// only a new one can reach the new primary.
 pub(super) fn is_broken(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || error.is_timeout() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
-}
-
-/// Returns whether the server refuses a call that it should carry out: it has no memory, too few replicas, or the user no permission.
-fn is_refusal(error: &RedisError) -> bool {
-    let redirects =
-        [ServerErrorKind::Moved, ServerErrorKind::Ask, ServerErrorKind::TryAgain, ServerErrorKind::NoScript];
-    match error.kind() {
-        // An error inside a script. A record that the script cannot read concerns its own key only.
-        ErrorKind::Server(ServerErrorKind::ResponseError) => error.to_string().contains("ACL failure"),
-        ErrorKind::Server(kind) => !redirects.contains(&kind),
-        ErrorKind::Extension => error.code() != Some("WRONGTYPE"),
-        _ => false,
-    }
 }
 
 pub(super) fn classify(error: &RedisError) -> CallError {

@@ -8,6 +8,7 @@ use threshold_core::Timestamp;
 
 use super::clock::ServerClock;
 use super::cluster::Cluster;
+use super::errors::Errors;
 use super::reply;
 use super::server::{Call, CallError, Latest, Server, ServerScript, classify};
 use crate::store::StoreError;
@@ -58,7 +59,11 @@ impl Servers {
     async fn call(&self, key: &str, call: Call<'_>) -> Result<Replied, CallError> {
         match self {
             Self::Single(server) => {
-                let value = server.call(call, false).await.map_err(|error| classify(&error))?;
+                let called = server.call(call, false).await;
+                let value = called.map_err(|error| {
+                    server.count(&server.errors, &error);
+                    classify(&error)
+                })?;
                 Ok(Replied { value, server: Arc::clone(server) })
             }
             Self::Cluster(cluster) => cluster.call(key, call).await,
@@ -114,6 +119,14 @@ impl Servers {
         }
     }
 
+    /// Returns the errors that calls have ended with.
+    pub(super) fn errors(&self) -> &Errors {
+        match self {
+            Self::Single(server) => &server.errors,
+            Self::Cluster(cluster) => &cluster.errors,
+        }
+    }
+
     /// Returns every server that is known now: one, or the primaries of a Cluster.
     pub(super) fn all(&self) -> Vec<Arc<Server>> {
         match self {
@@ -132,9 +145,9 @@ impl Servers {
         self.all().iter().all(|server| server.is_connected())
     }
 
-    /// Returns what is wrong with a server at this moment, for operators.
+    /// Returns what is wrong at this moment, for operators: a server without a connection, or errors of the last moments.
     pub(super) fn present_problem(&self) -> Option<String> {
-        self.all().iter().find_map(|server| server.present_problem())
+        self.all().iter().find_map(|server| server.absence()).or_else(|| self.errors().present())
     }
 
     /// Returns the last error of a server, for operators.

@@ -11,6 +11,7 @@ use threshold_core::{
 };
 
 use super::batch::{Batches, random_history};
+use super::errors::Errors;
 use super::keys::{self, RecordKey, RecordKind};
 use super::reply::{self, Settled, Verdict};
 use super::samples::Samples;
@@ -40,6 +41,7 @@ pub(super) async fn settle(
     let Some(charges) = bill.to_script() else { return Ok(None) };
     let mut call = Call::new(&bill, &charges, place, hold, samples.takes_next());
     let mut has_swept = false;
+    let unread = |unread: Unread| unread.count(batches.servers.errors(), &bill);
     for _ in 0..MAX_CALLS {
         let Settled { verdict, is_due, now, history, mut found } = call.send(batches, latest).await?;
         if verdict == Verdict::TooLate {
@@ -65,7 +67,7 @@ pub(super) async fn settle(
         let after = found.split_off(charges.len());
         if verdict == Verdict::Charged {
             // The standings are as expected. What follows the balances of a sample was written in their place.
-            let (mut outcome, balances) = settle_found(&bill, &found, &call.standings, now)?;
+            let (mut outcome, balances) = settle_found(&bill, &found, &call.standings, now).map_err(unread)?;
             samples.compare(&call.names, &balances, &outcome, &after);
             outcome.set_history(history);
             if hold.is_some() {
@@ -74,7 +76,7 @@ pub(super) async fn settle(
             return Ok(Some(outcome));
         }
         let known = std::mem::replace(&mut call.standings, after);
-        let (outcome, _) = settle_found(&bill, &found, &call.standings, now)?;
+        let (outcome, _) = settle_found(&bill, &found, &call.standings, now).map_err(unread)?;
         match verdict {
             // A penalty, or a limit that is full: there is nothing to write.
             _ if !outcome.changed() && (hold.is_none() || bill.is_denied(&outcome)) => return Ok(Some(outcome)),
@@ -105,9 +107,7 @@ struct Call {
 
 impl Call {
     fn new(bill: &Bill<'_>, charges: &[Vec<u8>], place: Partition, hold: Option<&HoldTerms>, is_sample: bool) -> Self {
-        let balances = bill.charges().iter().map(|charge| RecordKey::balance(charge.key()));
-        let standings = bill.subjects().iter().map(|subject| RecordKey::of_digest(RecordKind::Standing, subject.key()));
-        let mut names: Vec<String> = balances.chain(standings).map(|key| key.name()).collect();
+        let mut names: Vec<String> = records_of(bill).map(|key| key.name()).collect();
         let records = names.len();
         names.push(keys::head(place));
         if hold.is_some() {
@@ -155,9 +155,30 @@ impl Call {
         args.extend(self.standings.iter().map(|bytes| bytes.clone().unwrap_or_default()));
         let replied = batches.servers.run_until(&SETTLE, &self.names, &args, latest).await?;
         // A reply that cannot be read says nothing about what was written.
-        let settled = reply::settled(&replied.value).map_err(|_| CallError::Unknown)?;
+        let parsed = batches.servers.errors().parsed("settle.lua", reply::settled(&replied.value));
+        let settled = parsed.map_err(|_| CallError::Unknown)?;
         batches.servers.heard(&replied.server, settled.now);
         Ok(settled)
+    }
+}
+
+/// Returns the balances and the standings of a bill.
+fn records_of(bill: &Bill<'_>) -> impl Iterator<Item = RecordKey> {
+    let balances = bill.charges().iter().map(|charge| RecordKey::balance(charge.key()));
+    balances.chain(bill.subjects().iter().map(|subject| RecordKey::of_digest(RecordKind::Standing, subject.key())))
+}
+
+/// A record that core cannot read, by its place among the keys of the bill.
+#[derive(Debug)]
+struct Unread {
+    place: usize,
+    error: BytesError,
+}
+
+impl Unread {
+    fn count(self, errors: &Errors, bill: &Bill<'_>) -> StoreError {
+        let record = records_of(bill).nth(self.place);
+        record.map_or(StoreError::Unavailable, |record| errors.unreadable(record, self.error))
     }
 }
 
@@ -167,20 +188,19 @@ fn settle_found(
     balances: &[Option<Vec<u8>>],
     standings: &[Option<Vec<u8>>],
     now: Timestamp,
-) -> Result<(Outcome, Vec<Balance>), StoreError> {
+) -> Result<(Outcome, Vec<Balance>), Unread> {
+    let charges = balances.len();
     let mut balances = parse(balances, Balance::from_script)?;
-    let mut standings = parse(standings, Standing::from_bytes)?;
+    let mut standings = parse(standings, Standing::from_bytes)
+        .map_err(|unread| Unread { place: unread.place.saturating_add(charges), ..unread })?;
     let outcome = settle_in_core(bill, &mut balances, &mut standings, now);
     Ok((outcome, balances))
 }
 
-fn parse<T: Default>(
-    values: &[Option<Vec<u8>>],
-    parse: fn(&[u8]) -> Result<T, BytesError>,
-) -> Result<Vec<T>, StoreError> {
-    let parsed = values.iter().map(|value| match value {
+fn parse<T: Default>(values: &[Option<Vec<u8>>], parse: fn(&[u8]) -> Result<T, BytesError>) -> Result<Vec<T>, Unread> {
+    let parsed = values.iter().enumerate().map(|(place, value)| match value {
         // A record that cannot be read is never taken for an empty one.
-        Some(bytes) => parse(bytes).map_err(|_| StoreError::Unavailable),
+        Some(bytes) => parse(bytes).map_err(|error| Unread { place, error }),
         None => Ok(T::default()),
     });
     parsed.collect()
