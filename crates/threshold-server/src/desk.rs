@@ -33,7 +33,7 @@ use threshold_limiter::journal::{Journal, STRIKE_WAIT, SaveError};
 use threshold_limiter::limiter::{CreditError, JointDecision, JointError, JointRequest, LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::redis::within;
-use threshold_limiter::store::{AnyStore, EndError, KeyUsage, Store as _, StoreError};
+use threshold_limiter::store::{AnyStore, EndError, KeyUsage, Store as _, StoreError, StoreErrorCount};
 use threshold_limiter::tower::ThresholdLayer;
 use threshold_limiter::{ActivePenalties, ActiveShadowBan, Clock, LimitDecision, Limiter, PenaltyCounts, Reserved};
 
@@ -196,6 +196,16 @@ impl Desk {
     /// Returns what is wrong with the store at this moment.
     pub(crate) fn store_problem(&self) -> Option<String> {
         self.limiter.store().present_problem()
+    }
+
+    /// Returns whether every part of the store can be reached at this moment.
+    pub(crate) fn store_is_reachable(&self) -> bool {
+        self.limiter.store().is_reachable()
+    }
+
+    /// Returns the kinds of errors that calls of the store have ended with.
+    pub(crate) fn store_errors(&self) -> Vec<StoreErrorCount> {
+        self.limiter.store().errors()
     }
 
     /// Returns how many compared writes of the store were wrong.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
@@ -56,7 +57,7 @@ struct DiagnosisBody {
 #[schemars(rename = "DoctorFinding")]
 pub(super) struct Finding {
     check: &'static str,
-    /// `error` if requests are decided wrongly or state is lost, `warning` if that is near.
+    /// `error` if requests are decided wrongly or state is lost, `warning` if that is near, `note` if it is long over.
     level: &'static str,
     /// What is wrong.
     message: String,
@@ -73,6 +74,9 @@ impl Finding {
         Self { check, level: "warning", message: message.into(), advice: advice.into() }
     }
 }
+
+/// An error of the store's calls is a finding for so long, and a note after that.
+const ERROR_SHOWN: Duration = Duration::from_secs(3_600);
 
 pub(super) fn routes() -> Vec<Route> {
     vec![get("/v1/doctor", show, describe)]
@@ -111,7 +115,10 @@ async fn show(_: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiErr
     // The requests of an hour are gone through, and a file system is asked.
     let found = tokio::task::spawn_blocking(move || -> Vec<Finding> {
         let _turn = turn;
-        [health, proxies, disk, tables, signals, routes_without_rules].iter().flat_map(|check| check(&app)).collect()
+        [health, proxies, store_errors, disk, tables, signals, routes_without_rules]
+            .iter()
+            .flat_map(|check| check(&app))
+            .collect()
     });
     findings.extend(found.await.map_err(|_| unavailable())?);
     Ok(json(StatusCode::OK, &DiagnosisBody { findings, ..body }))
@@ -143,6 +150,22 @@ fn proxies(app: &App) -> Vec<Finding> {
         )
     });
     untrusted.into_iter().collect()
+}
+
+/// The errors that calls of the store have ended with since the server started.
+fn store_errors(app: &App) -> Vec<Finding> {
+    let advice = "docs/scale.md (errors by kind) says what each kind means, and what to do";
+    let shown = app.desk.store_errors().into_iter().map(|error| {
+        let (kind, count, ago) = (error.kind.name(), error.count, error.age.as_secs());
+        let calls = if count == 1 { "call" } else { "calls" };
+        let message = format!("{count} {calls} failed with {kind}, the last one {ago} s ago: {}", error.last);
+        match () {
+            () if error.is_recent() => Finding::error("store", message, advice),
+            () if error.age < ERROR_SHOWN => Finding::warning("store", message, advice),
+            () => Finding { check: "store", level: "note", message, advice: advice.to_owned() },
+        }
+    });
+    shown.collect()
 }
 
 fn disk(app: &App) -> Vec<Finding> {

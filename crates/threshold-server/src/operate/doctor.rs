@@ -28,7 +28,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<Report> {
         servers.push((api.server().to_owned(), diagnosis));
     }
     compare(&mut servers);
-    let is_healthy = servers.iter().all(|(_, diagnosis)| findings(diagnosis).is_empty());
+    let is_healthy = servers.iter().all(|(_, diagnosis)| findings(diagnosis).iter().all(is_note));
     let text = if args.json { format!("{:#}\n", in_json(&servers)) } else { described(&servers) };
     Ok(Report { text, code: u8::from(!is_healthy) })
 }
@@ -44,6 +44,11 @@ fn text<'v>(value: &'v Value, name: &str) -> Cow<'v, str> {
 
 fn findings(diagnosis: &Value) -> &[Value] {
     diagnosis.get("findings").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// Whether a finding is about something that is over, so that nothing has to be changed.
+fn is_note(finding: &Value) -> bool {
+    text(finding, "level") == "note"
 }
 
 fn add(diagnosis: &mut Value, finding: Option<Value>) {
@@ -151,6 +156,16 @@ mod tests {
         let shown = described(&[("s".to_owned(), hostile)]);
         assert_eq!(shown.lines().count(), 5, "{shown}");
         assert!(!shown.contains('\u{1b}') && shown.contains("a\\n  ok"), "{shown}");
+    }
+
+    /// Woken by an exit code of 1 for an error of last week.
+    #[test]
+    fn a_note_is_shown_and_changes_nothing() {
+        let mut noted = diagnosis("k1", "p1", true);
+        add(&mut noted, Some(finding("clock", "note", "1 call failed with timeout", "look")));
+        assert!(findings(&noted).iter().all(is_note));
+        let shown = described(&[("s".to_owned(), noted)]);
+        assert!(shown.contains("  note     clock     1 call failed"), "{shown}");
     }
 
     #[test]

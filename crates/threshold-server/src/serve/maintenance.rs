@@ -1,10 +1,11 @@
 //! Background tasks: watch the journal, count events, remove ended bans and settings, save counters, apply changes of other nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_limiter::journal::{Journal, JournalEvent};
-use threshold_limiter::store::StoreError;
+use threshold_limiter::store::{StoreError, StoreErrorCount, StoreErrorKind};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::door::{App, Problem};
@@ -22,6 +23,8 @@ const SERIES_INTERVAL: Duration = Duration::from_secs(1);
 const SETTINGS_INTERVAL: Duration = Duration::from_millis(500);
 /// How often changes of other nodes are read, and so the most by which they take effect late here.
 const SYNC_INTERVAL: Duration = Duration::from_millis(500);
+/// The pause between two lines about one kind of errors of the store.
+const CALL_ERRORS_INTERVAL: Duration = Duration::from_secs(60);
 /// The most reasons of one outage that are logged.
 const MAX_REASONS: usize = 8;
 /// How often the age of unsaved changes is checked.
@@ -72,14 +75,19 @@ async fn apply_remote_changes(app: Arc<App>) {
     // After a store that took long, the missed ticks are not made up for: a burst of requests would not help it.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut logged, mut losses): (Vec<String>, u64) = (Vec::new(), 0);
+    let mut call_errors = CallErrorLog::default();
     loop {
         ticks.tick().await;
         let applied = app.desk.apply_remote_changes().await;
+        let errors = app.desk.store_errors();
         let problem = match applied {
-            Ok(()) => app.desk.store_problem().map(|reason| refusing(&reason)),
-            Err(error) => Some(store_problem(error, app.desk.store_error())),
+            Ok(()) => app.desk.store_problem().map(|reason| part_problem(&reason, &errors)),
+            Err(error) => Some(store_problem(error, app.desk.store_error(), &errors)),
         };
-        app.desk.metrics.set_store_up(problem.is_none());
+        // A call that was lost or late is an error, and no sign that the next one fails too.
+        let fails = errors.iter().any(|error| error.is_recent() && !error.kind.is_passing());
+        let is_up = applied.is_ok() && app.desk.store_is_reachable() && !fails;
+        app.desk.metrics.set_store_up(is_up);
         app.desk.metrics.set_charges_lost(app.desk.charges_lost());
         let differences = app.desk.store_differences();
         let has_new_differences = app.desk.metrics.set_store_differences(differences);
@@ -89,16 +97,17 @@ async fn apply_remote_changes(app: Arc<App>) {
         match &problem {
             // The store may be unavailable for hours, so each reason is logged once. A second reason may be the one that
             // matters, such as a server that came back with the records of another secret.
-            Some(Problem { details, .. }) if !logged.contains(details) && logged.len() < MAX_REASONS => {
+            Some(Problem { details, .. }) if !is_up && !logged.contains(details) && logged.len() < MAX_REASONS => {
                 tracing::error!(reason = details, "store unavailable: rules decide by on_store_error");
                 logged.push(details.clone());
             }
-            None if !logged.is_empty() => {
+            _ if is_up && !logged.is_empty() => {
                 tracing::info!("store available again");
                 logged.clear();
             }
             Some(_) | None => {}
         }
+        call_errors.log(&errors, Instant::now());
         let lost = app.desk.control_losses();
         if lost > losses {
             tracing::warn!(
@@ -114,16 +123,42 @@ async fn apply_remote_changes(app: Arc<App>) {
 }
 
 /// Describes a shared store that does not answer. The reason may name its address, which only requests with a token see.
-fn store_problem(error: StoreError, reason: Option<String>) -> Problem {
-    let public = format!("{error}: rules decide by on_store_error");
+fn store_problem(error: StoreError, reason: Option<String>, errors: &[StoreErrorCount]) -> Problem {
+    let public = format!("{error}{}: rules decide by on_store_error", in_brackets(errors));
     let details = reason.map_or_else(|| public.clone(), |reason| format!("{public} ({reason})"));
     Problem { public, details }
 }
 
-/// Describes a shared store that answers, but not to everything: a primary is away, or refuses writes.
-fn refusing(reason: &str) -> Problem {
-    let public = "a part of the store cannot be reached or refuses calls: rules decide by on_store_error".to_owned();
+/// Describes a shared store that answers, but not to everything: a primary is away, or calls have failed a moment ago.
+fn part_problem(reason: &str, errors: &[StoreErrorCount]) -> Problem {
+    let kinds = in_brackets(errors);
+    let public = format!("a part of the store cannot be reached or fails calls{kinds}: rules decide by on_store_error");
     Problem { details: format!("{public} ({reason})"), public }
+}
+
+/// Returns the kinds of the last moments' errors. They are names from a fixed list, which everyone may read.
+fn in_brackets(errors: &[StoreErrorCount]) -> String {
+    let recent = errors.iter().filter(|error| error.is_recent());
+    let kinds: Vec<&str> = recent.map(|error| error.kind.name()).collect();
+    if kinds.is_empty() { String::new() } else { format!(" [{}]", kinds.join(", ")) }
+}
+
+/// Logs the errors of calls, each kind once in a while with its number since.
+#[derive(Debug, Default)]
+struct CallErrorLog(BTreeMap<StoreErrorKind, (u64, Instant)>);
+
+impl CallErrorLog {
+    fn log(&mut self, errors: &[StoreErrorCount], now: Instant) {
+        for StoreErrorCount { kind, count, last, .. } in errors {
+            let (before, at) = self.0.get(kind).copied().unzip();
+            let new = count.saturating_sub(before.unwrap_or(0));
+            let is_quiet = at.is_some_and(|at| now.saturating_duration_since(at) < CALL_ERRORS_INTERVAL);
+            if new > 0 && !is_quiet {
+                tracing::warn!(kind = kind.name(), count = new, last, "calls of the store failed");
+                self.0.insert(*kind, (*count, now));
+            }
+        }
+    }
 }
 
 /// Describes a store whose script computes other balances than this node.

@@ -63,6 +63,7 @@ mod sockets;
 mod stalled_log;
 mod start;
 mod stopped;
+mod store_errors;
 mod tenants;
 mod terminal;
 mod tokens;
