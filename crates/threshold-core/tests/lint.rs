@@ -242,7 +242,7 @@ fn a_limit_behind_a_tighter_one_cannot_bind() {
     check(&two("\"10/min\"\nmode = \"observe\"", "\"20/min\""), &[]);
     check(&two("\"10/min\"\nmatch = { path = \"/a\" }", "\"20/min\""), &[]);
     check(&two("\"10/min\"", "\"20/min\"\nmatch = { path = \"/a\" }"), &["cannot-bind \"two\""]);
-    check(&two("\"10/min\"\ncount = \"status:401\"", "\"20/min\""), &[]);
+    check(&two("\"10/h\"\ncount = \"status:401\"", "\"20/h\""), &[]);
     // Everybody's budget is gone before anybody's own.
     let all = rule("all", "[]", "limit = \"500/min\"\nallow = [\"shared-below-clients: small\"]");
     check(&(all + &by_address("600/min")), &["cannot-bind \"address\""]);
@@ -464,6 +464,33 @@ fn a_burst_does_not_double_the_limit() {
     check(&with("100/min", ""), &[]);
     check(&with("100/day", "algorithm = \"token-bucket\""), &["double-burst \"100/day\""]);
     check(&with("100/day burst 10", "algorithm = \"token-bucket\""), &[]);
+}
+
+/// Five in flight of ten a minute, answered out of order, used up a budget that counted none of them.
+#[test]
+fn a_bucket_does_not_give_back() {
+    let with = |limit: &str, more: &str| rule("r", "[\"ip\"]", &format!("limit = \"{limit}\"\n{more}"));
+    let count = "count = \"status:401\"";
+    check(&with("10/min", count), &["bucket-gives-back \"r\""]);
+    check(&with("10/min burst 5", count), &["bucket-gives-back \"r\""]);
+    check(&with("10/min", &format!("{count}\nalgorithm = \"sliding-window\"")), &[]);
+    check(&with("10/min", &format!("{count}\nalgorithm = \"fixed-window\"")), &[]);
+    check(&with("10/h", count), &[]);
+    check(&with("10/min", ""), &[]);
+    check(&with("10/min", &format!("{count}\nmode = \"observe\"")), &[]);
+    check(&with("10/min", &format!("{count}\nallow = [\"bucket-gives-back: one request at a time\"]")), &[]);
+    check(&with("10000/min", "cost = \"tokens\""), &[]);
+    let bucket = with("10000/min burst 5000", "cost = \"tokens\"\nalgorithm = \"token-bucket\"");
+    check(&bucket, &["bucket-gives-back \"r\""]);
+    check(&with("100MB/min burst 50MB", "algorithm = \"token-bucket\""), &[]);
+    let tiers = |more: &str| {
+        let tiers = "[identity]\ndefault_tier = \"t\"\n[tiers.t]\nrequests = \"9/h\"\nuploads = \"5/min\"\n[[category]]\nname = \"uploads\"\npath = \"/u\"\n";
+        tiers.to_owned() + &rule("r", "[\"user\"]", &format!("limit = \"tier\"\n{more}"))
+    };
+    check(&tiers(count), &["bucket-gives-back \"r\""]);
+    check(&tiers(""), &[]);
+    // Envoy's negative hits take from the latest charge.
+    check(&format!("{}[envoy.domains.x]\nnegative_hits = true\n", by_address("10/min")), &[]);
 }
 
 #[test]

@@ -215,6 +215,10 @@ codes! {
     Warning "double-burst": "a bucket that allows twice its limit",
         "a client that has been idle gets the burst in addition to the rate",
         "write a smaller burst, or `algorithm = \"sliding-window\"`";
+    Warning "bucket-gives-back": "a token bucket whose charges are given back: a rule with `count`, or one of a named cost",
+        "what comes back in another order than it was charged, as where responses overtake each other, comes back in part: up to half of \
+         the burst is lost at one moment, and all of it but one unit over time, until the bucket is full",
+        "write `algorithm = \"sliding-window\"`, which gives back exactly; or state in `allow` that such requests do not overlap";
     Warning "zero-limit" of Either: "a limit of 0, which means unlimited",
         "it reads as if it denied everything, and allows everything",
         "write `\"unlimited\"` or `\"none\"`; if a variable may be 0, state in `allow` what that means";

@@ -47,6 +47,7 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
             failure_mode(loader, written, rule);
             burst(loader, written, rule);
             lease_size(loader, written, rule);
+            gives_back(loader, tiers, written, rule);
         }
     }
     for (rule, span) in rules {
@@ -152,6 +153,27 @@ fn burst(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
         let message = format!("up to {most} requests are allowed in any {period}, and the limit is {}", limit.quota());
         let help = "write a smaller burst, or algorithm = \"sliding-window\"";
         loader.warning("double-burst", text.span.clone(), message, help);
+    }
+}
+
+/// Warns about buckets whose charges are given back: those of responses that are not counted, and named costs, of which the most is
+/// reserved and the rest returned. Envoy's negative hits take from the latest charge, of which nothing is lost.
+fn gives_back(loader: &mut Loader<'_>, tiers: &Tiers, written: &RuleFile, rule: &Rule) {
+    let by_outcome = rule.count.is_some();
+    let loses = |own: &Measured| own.limit.refills_smoothly() && (by_outcome || matches!(own.cost, CostOf::Named(_)));
+    let is_found = match &rule.measure {
+        Measure::Fixed(own) => loses(own),
+        Measure::Tier(shape) | Measure::NamedByTier(shape) => tiers.measured_of_shape(*shape).any(loses),
+        Measure::Unlimited => false,
+    };
+    if is_found {
+        let what = if by_outcome { "requests that are not counted" } else { "what was reserved and not used" };
+        let message = format!(
+            "\"{}\" is a token bucket and gives back {what}: where that comes in another order than the charges, a part is lost",
+            rule.name
+        );
+        let help = "write algorithm = \"sliding-window\", which gives back exactly";
+        loader.warning("bucket-gives-back", written.name.span.clone(), message, help);
     }
 }
 

@@ -9,8 +9,8 @@ use super::cases;
 use super::world::{Act, GUEST, Gap, Shape, World, gaps, orderly, returning, shapes, shares, starts, traces};
 use crate::balance::Balance;
 use crate::limit::model::Model;
-use crate::limit::{Algorithm, Limit};
-use crate::time::Timestamp;
+use crate::limit::{Algorithm, Limit, LimitOptions};
+use crate::time::{Span, Timestamp};
 
 proptest! {
     #![proptest_config(cases(600))]
@@ -155,6 +155,146 @@ impl Pair {
         }
         prop_assert!(self.with.look(0).available <= self.without.look(0).available);
         Ok(())
+    }
+}
+
+/// A bucket in which a unit refills in ten microseconds, and the same bucket if what was given back had never been charged.
+#[derive(Clone)]
+struct Ideal {
+    world: World,
+    /// When each charge was made, and how much of it was not given back.
+    kept: Vec<(u64, u64)>,
+}
+
+const UNIT: u64 = 10;
+
+impl Ideal {
+    fn new(burst: u64) -> Self {
+        let bucket = LimitOptions::new().algorithm(Algorithm::TokenBucket).burst(burst);
+        let limit = bucket.limit(1, Duration::from_micros(UNIT)).unwrap();
+        Self { world: World::new(limit, Timestamp::from_secs(1_750_000_000)), kept: Vec::new() }
+    }
+
+    fn charge(&mut self, cost: u64) -> bool {
+        let fits = self.world.check(cost).allowed;
+        if fits {
+            self.kept.push((self.world.now.micros(), cost));
+        }
+        fits
+    }
+
+    fn refund(&mut self, place: usize) {
+        let charge = self.world.charges[place];
+        if self.world.now < charge.counts_until {
+            self.world.balance.give_back(charge.mark, self.world.now, charge.id);
+        }
+        self.kept[place].1 = 0;
+    }
+
+    /// What the bucket counts as used, in microseconds until it is full again.
+    fn used(&self) -> u64 {
+        self.world.look(0).reset_if_not.since(self.world.now).micros()
+    }
+
+    /// How much of that would not be there without what was given back.
+    fn lost(&self) -> u64 {
+        let (mut missing, mut last) = (0u64, 0);
+        for (at, cost) in &self.kept {
+            missing = missing.saturating_sub(at - last) + cost * UNIT;
+            last = *at;
+        }
+        self.used().checked_sub(missing.saturating_sub(self.world.now.micros() - last)).expect("a refund never mints")
+    }
+
+    /// Returns the most that is lost after any so many steps. `waits` says whether time passes between them.
+    fn most_lost(&self, steps: u32, waits: bool) -> u64 {
+        let lost = self.lost();
+        assert!(lost <= self.used(), "what is lost is a part of what counts as used");
+        let Some(steps) = steps.checked_sub(1) else { return lost };
+        let mut most = lost;
+        let mut after = |step: &dyn Fn(&mut Self) -> bool| {
+            let mut next = self.clone();
+            if step(&mut next) {
+                most = most.max(next.most_lost(steps, waits));
+            }
+        };
+        (1..=self.world.limit.capacity()).for_each(|cost| after(&|next| next.charge(cost)));
+        let refundable = self.kept.iter().enumerate().filter(|(_, (_, cost))| *cost > 0);
+        refundable.for_each(|(place, _)| {
+            after(&|next| {
+                next.refund(place);
+                true
+            });
+        });
+        if waits && !self.kept.is_empty() {
+            after(&|next| {
+                next.world.now = next.world.now.plus(Span::from_micros(UNIT));
+                true
+            });
+        }
+        most
+    }
+}
+
+/// The most that refunds of a bucket lose: nearly half of the burst at one moment, all of it but one unit over time, and never more
+/// than what counts as used, so that nothing is lost any more once the bucket is full. The page on policies says so. Every order of
+/// charges and refunds of a small bucket.
+///
+/// Woken by: subtracting `self.given` twice in `RefundedBucket::give_back`.
+#[test]
+fn what_refunds_of_a_bucket_lose_is_bounded() {
+    for (burst, at_once, over_time) in [(1, 0, 0), (2, 0, 1), (3, 1, 2)] {
+        assert_eq!(Ideal::new(burst).most_lost(6, false), at_once * UNIT, "burst {burst} at once");
+        assert_eq!(Ideal::new(burst).most_lost(7, true), over_time * UNIT, "burst {burst} over time");
+    }
+    assert_eq!(Ideal::new(5).most_lost(5, false), 2 * UNIT);
+}
+
+/// The example of the page on policies: 10 a minute, of which three are in flight, and the second of them ends first.
+#[test]
+fn the_example_of_the_page_loses_one_of_three() {
+    let lost = |order: [usize; 3]| {
+        let mut bucket = Ideal::new(10);
+        assert!((0..3).all(|_| bucket.charge(1)));
+        order.into_iter().for_each(|place| bucket.refund(place));
+        bucket.lost() / UNIT
+    };
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        assert_eq!(lost(order), u64::from(order[0] == 1), "{order:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    /// A refund never leaves less room than no refund, and what it loses ends when the bucket is full.
+    ///
+    /// Woken by: giving nothing back, which loses a whole burst.
+    #[test]
+    fn a_refund_never_takes_and_its_loss_ends(
+        burst in 1..50u64,
+        trace in vec((0..40u64, any::<u8>(), any::<bool>()), 1..60),
+    ) {
+        let mut with = Ideal::new(burst);
+        let mut without = with.clone();
+        for (wait, which, refunds) in trace {
+            let later = with.world.now.plus(Span::from_micros(wait));
+            (with.world.now, without.world.now) = (later, later);
+            let open: Vec<usize> = (0..with.kept.len()).filter(|place| with.kept[*place].1 > 0).collect();
+            if refunds && !open.is_empty() {
+                with.refund(open[usize::from(which) % open.len()]);
+            } else {
+                let cost = 1 + u64::from(which) % burst;
+                // The bucket that gives nothing back decides who comes, so both see the same requests.
+                if without.charge(cost) {
+                    prop_assert!(with.charge(cost));
+                }
+            }
+            prop_assert!(with.used() <= without.used());
+            prop_assert!(with.lost() <= with.used().min((burst - 1) * UNIT));
+        }
+        with.world.now = with.world.look(0).reset_if_not;
+        prop_assert_eq!((with.used(), with.lost()), (0, 0));
     }
 }
 
