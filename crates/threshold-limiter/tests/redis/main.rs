@@ -15,6 +15,7 @@ mod denials;
 mod errors;
 mod failure;
 mod faults;
+mod history;
 mod imports;
 mod late;
 mod law;

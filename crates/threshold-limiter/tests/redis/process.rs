@@ -18,6 +18,12 @@ const LIBRARIES: &str =
 /// The end of every waiting loop. Far longer than any wait takes, so that a busy machine fails no test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The options of a server that keeps nothing when it is killed.
+const FORGETTING: [&str; 4] = ["--save", "", "--appendonly", "no"];
+/// The options of a server that keeps everything that it has answered. With another `appendfsync` Redis answers before it writes while an
+/// earlier write is flushed to the disk.
+const KEEPING: [&str; 6] = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
+
 /// A running server.
 pub(crate) struct RedisServer {
     process: Child,
@@ -38,22 +44,20 @@ struct Setup<'a> {
 impl RedisServer {
     /// Starts a server on the system's clock, without persistence.
     pub(crate) fn start() -> Self {
-        Self::launch(&Setup { arguments: &["--save", "", "--appendonly", "no"], ..Setup::default() }).unwrap()
+        Self::launch(&Setup { arguments: &FORGETTING, ..Setup::default() }).unwrap()
     }
 
     /// Starts a server that keeps its data when it is killed, and loads so many keys a second when it starts again.
     pub(crate) fn start_with_data(keys_per_second: u32) -> Self {
         let delay = (1_000_000 / keys_per_second).to_string();
         let loading = ["--key-load-delay", &delay, "--loading-process-events-interval-bytes", "1024"];
-        // Otherwise Redis answers before it writes while an earlier write is flushed to the disk.
-        let persistent = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
-        let arguments = [&persistent[..], &loading].concat();
+        let arguments = [&KEEPING[..], &loading].concat();
         Self::launch(&Setup { arguments: &arguments, ..Setup::default() }).unwrap()
     }
 
     /// Starts a server whose clock stands still and is set by [`set_time`](Self::set_time).
     pub(crate) fn start_with_clock() -> Self {
-        let arguments = ["--save", "", "--appendonly", "no"];
+        let arguments = FORGETTING;
         let clock = Some("2026-01-01 00:00:00");
         Self::launch(&Setup { arguments: &arguments, clock, ..Setup::default() }).unwrap()
     }
@@ -91,6 +95,16 @@ impl RedisServer {
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    /// Suspends the server, as a machine without processor time does. Calls wait in its sockets until [`go_on`](Self::go_on).
+    pub(crate) fn suspend(&self) {
+        signal(&self.process, "STOP");
+    }
+
+    /// Lets a suspended server go on.
+    pub(crate) fn go_on(&self) {
+        signal(&self.process, "CONT");
     }
 
     /// Starts the server again, on the same socket, with the data that it has persisted.
@@ -177,6 +191,12 @@ impl Drop for RedisServer {
     }
 }
 
+/// Sends a signal to a process of this test.
+pub(crate) fn signal(process: &Child, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &process.id().to_string()]).status().unwrap();
+    assert!(sent.success(), "{name}: {sent}");
+}
+
 /// Opens a store on these servers.
 async fn open(url: String) -> RedisStore {
     // Long: these tests are about answers, and a busy machine must not turn them into failures of the store.
@@ -235,18 +255,23 @@ pub(crate) struct SlotMove {
 impl Cluster {
     /// Starts three primaries and three replicas. No replica takes over on a machine that is only busy.
     pub(crate) fn start() -> Self {
-        Self::start_nodes(6, "30000", &[None; 6])
+        Self::start_nodes(6, "30000", &[None; 6], &FORGETTING)
     }
 
     /// Starts three primaries and three replicas. A replica takes over about two seconds after its primary was killed.
     pub(crate) fn start_with_failover() -> Self {
-        Self::start_nodes(6, "500", &[None; 6])
+        Self::start_nodes(6, "500", &[None; 6], &FORGETTING)
+    }
+
+    /// Starts three primaries without replicas, which keep their data when they are killed. No failure is ever detected.
+    pub(crate) fn start_with_data() -> Self {
+        Self::start_nodes(3, "30000", &[None; 3], &KEEPING)
     }
 
     /// Starts them with failover, and with clocks that differ from the system's by so many seconds.
     pub(crate) fn start_with_offsets(offsets: [i32; 6]) -> Self {
         let clocks = offsets.map(|offset| Some(format!("{offset:+}")));
-        Self::start_nodes(6, "500", &clocks.each_ref().map(Option::as_deref))
+        Self::start_nodes(6, "500", &clocks.each_ref().map(Option::as_deref), &FORGETTING)
     }
 
     /// Starts three primaries whose clocks stand still and are set by [`set_time`](Self::set_time).
@@ -254,18 +279,23 @@ impl Cluster {
     /// There are no replicas, and no failure is ever detected, because both work with the time that the test sets.
     pub(crate) fn start_with_clock() -> Self {
         // A clock that stood still from the beginning would never reach the end of the pause after a node's start.
-        Self::start_nodes(3, "1000000000000", &[Some("+0"); 3])
+        Self::start_nodes(3, "1000000000000", &[Some("+0"); 3], &FORGETTING)
     }
 
-    fn start_nodes(count: usize, timeout: &str, clocks: &[Option<&str>]) -> Self {
+    fn start_nodes(count: usize, timeout: &str, clocks: &[Option<&str>], persistence: &[&str]) -> Self {
         // Another program may take a port between its choice and its use.
-        let started = (0..5).find_map(|_| Self::try_start(count, timeout, clocks).ok());
+        let started = (0..5).find_map(|_| Self::try_start(count, timeout, clocks, persistence).ok());
         let cluster = started.expect("five times some node of the Cluster did not start");
         cluster.wait_until_ready();
         cluster
     }
 
-    fn try_start(count: usize, timeout: &str, clocks: &[Option<&str>]) -> Result<Self, String> {
+    fn try_start(
+        count: usize,
+        timeout: &str,
+        clocks: &[Option<&str>],
+        persistence: &[&str],
+    ) -> Result<Self, String> {
         let mut ports = free_ports(2 * count);
         let bus_ports = ports.split_off(count);
         let mut nodes = Vec::new();
@@ -275,7 +305,7 @@ impl Cluster {
             arguments.extend(["--cluster-enabled", "yes", "--cluster-node-timeout", timeout]);
             // A replica is up to date at once, and may always take over.
             arguments.extend(["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]);
-            arguments.extend(["--save", "", "--appendonly", "no"]);
+            arguments.extend(persistence);
             let nodes_file = nodes_file(node, &ports, &bus_ports);
             nodes.push(RedisServer::launch(&Setup { arguments: &arguments, clock: *clock, nodes: Some(&nodes_file) })?);
         }
@@ -358,6 +388,14 @@ impl Cluster {
     pub(crate) fn kill(&mut self, node: usize) {
         self.nodes[node].kill();
         self.killed.insert(node);
+    }
+
+    /// Lets a replica take over from its living primary, which loses nothing.
+    pub(crate) fn hand_over(&self, primary: usize) {
+        let replica = (primary + PRIMARIES.len()) % self.nodes.len();
+        assert_eq!(self.nodes[replica].cli(&["CLUSTER", "FAILOVER"]), "OK\n");
+        self.wait_for_failover(primary);
+        self.wait_until_ready();
     }
 
     /// Waits until the replica of a killed primary has taken over.

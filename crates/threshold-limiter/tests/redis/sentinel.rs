@@ -16,13 +16,13 @@ const POLICY: &str = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '20/day'\
                       on_store_error = 'closed'\n";
 
 /// Two servers, of which one replicates the other, and three Sentinels.
-struct Deployment {
-    servers: [TcpServer; 2],
-    sentinels: [TcpServer; 3],
+pub(crate) struct Deployment {
+    pub(crate) servers: [TcpServer; 2],
+    pub(crate) sentinels: [TcpServer; 3],
 }
 
 impl Deployment {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let primary = TcpServer::start(&["--repl-diskless-sync-delay", "0"]);
         let port = primary.port.to_string();
         let replica = TcpServer::start(&["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"]);
@@ -41,14 +41,14 @@ impl Deployment {
     }
 
     /// Names a Sentinel that is not there before those that are.
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         let [first, second, third] = self.sentinels.each_ref().map(|sentinel| format!("127.0.0.1:{}", sentinel.port));
         format!("redis+sentinel://127.0.0.1:{},{first},{second},{third}/main", free_port())
     }
 
     /// Waits until the replica has everything that the primary has written so far. `WAIT` would wait for the writes of its own
     /// connection only.
-    fn wait_for_replica(&self, primary: usize, replica: usize) {
+    pub(crate) fn wait_for_replica(&self, primary: usize, replica: usize) {
         let offset = |server: usize, field: &str| {
             let info = self.servers[server].cli(&["INFO", "replication"]);
             let line = info.lines().find_map(|line| line.strip_prefix(field).map(str::to_owned));
@@ -60,7 +60,7 @@ impl Deployment {
     }
 
     /// Waits until the Sentinels name this server.
-    fn wait_for_promotion(&self, server: usize) {
+    pub(crate) fn wait_for_promotion(&self, server: usize) {
         let port = format!("{}\n", self.servers[server].port);
         wait_until("a Sentinel names the new primary", || {
             self.sentinels[0].cli(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"]).ends_with(&port)
@@ -68,7 +68,7 @@ impl Deployment {
     }
 }
 
-fn wait_until(what: &str, is_true: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, is_true: impl Fn() -> bool) {
     for _ in 0..3_000 {
         if is_true() {
             return;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::process::signal;
+
 /// A folder that is deleted with its value.
 pub(crate) struct Folder(PathBuf);
 
@@ -101,6 +103,16 @@ impl TcpServer {
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    /// Suspends the server until [`go_on`](Self::go_on).
+    pub(crate) fn suspend(&self) {
+        signal(&self.process, "STOP");
+    }
+
+    /// Lets a suspended server go on.
+    pub(crate) fn go_on(&self) {
+        signal(&self.process, "CONT");
     }
 
     /// Runs `redis-cli` and returns what it prints.
