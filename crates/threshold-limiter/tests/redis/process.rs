@@ -290,12 +290,7 @@ impl Cluster {
         cluster
     }
 
-    fn try_start(
-        count: usize,
-        timeout: &str,
-        clocks: &[Option<&str>],
-        persistence: &[&str],
-    ) -> Result<Self, String> {
+    fn try_start(count: usize, timeout: &str, clocks: &[Option<&str>], persistence: &[&str]) -> Result<Self, String> {
         let mut ports = free_ports(2 * count);
         let bus_ports = ports.split_off(count);
         let mut nodes = Vec::new();

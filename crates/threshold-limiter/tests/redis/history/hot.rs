@@ -17,6 +17,8 @@ const POLICY: &str = "[[rule]]\nname = 'tenant'\nper = ['tenant']\nlimit = '1000
                       [[rule]]\nname = 'user'\nper = ['user']\nlimit = '100000000/month'\nalgorithm = 'fixed-window'\n\
                       on_store_error = 'closed'\n\
                       [login]\naccount = '100/day'\nip = '1000/day'\nlocks = { 50 = '24h' }\n";
+/// How often each of three nodes charges the tenant in a second.
+const RATE: u32 = 4_000;
 /// How long the tenant is hot.
 const TIME: Duration = Duration::from_secs(6);
 /// Longer than a call takes on a machine that is busy with this load, and shorter than a few tries of one.
@@ -53,8 +55,7 @@ async fn call(node: Node, caller: usize, end: Instant) -> Shares {
     while Instant::now() < end {
         round += 1;
         let request = request(&format!("user {caller}"));
-        if let Told::Admitted { receipt: Some(receipt) } =
-            ask(&mut shares, "check", Ask::Check(request.clone())).await
+        if let Told::Admitted { receipt: Some(receipt) } = ask(&mut shares, "check", Ask::Check(request.clone())).await
         {
             ask(&mut shares, "refund", Ask::Refund { receipt }).await;
         }
@@ -90,7 +91,9 @@ async fn a_hot_tenant_starves_no_command_beside_it() {
     proxy.set_delay(Duration::from_millis(1));
     let hammers: JoinSet<Told> = hot
         .into_iter()
-        .map(|node| async move { node.ask(Ask::Hammer { request: request("everybody"), time: TIME }).await })
+        .map(
+            |node| async move { node.ask(Ask::Hammer { request: request("everybody"), rate: RATE, time: TIME }).await },
+        )
         .collect();
     tokio::time::sleep(Duration::from_millis(300)).await;
     let end = Instant::now() + TIME - Duration::from_millis(600);

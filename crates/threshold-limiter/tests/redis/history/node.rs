@@ -46,16 +46,40 @@ pub(super) enum Ask {
     Record(Request),
     /// What every limit of a request has left.
     Peek(Request),
-    Refund { receipt: String },
-    Reserve { request: Request, ttl: Duration, releases: bool },
-    Commit { id: String, cost: u64 },
-    Release { id: String },
-    Attempt { account: String, ip: String },
-    Fail { attempt: String },
-    Ban { user: String },
-    Double { tenant: String },
-    /// Checks as fast as it can, until the time is over.
-    Hammer { request: Request, time: Duration },
+    Refund {
+        receipt: String,
+    },
+    Reserve {
+        request: Request,
+        ttl: Duration,
+        releases: bool,
+    },
+    Commit {
+        id: String,
+        cost: u64,
+    },
+    Release {
+        id: String,
+    },
+    Attempt {
+        account: String,
+        ip: String,
+    },
+    Fail {
+        attempt: String,
+    },
+    Ban {
+        user: String,
+    },
+    Double {
+        tenant: String,
+    },
+    /// Checks so many times a second, if it can, until the time is over.
+    Hammer {
+        request: Request,
+        rate: u32,
+        time: Duration,
+    },
     /// Withdraws what was charged too late, and waits until everything is given back.
     CatchUp,
 }
@@ -64,19 +88,36 @@ pub(super) enum Ask {
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub(super) enum Told {
     /// Admitted and counted by the store.
-    Admitted { receipt: Option<String> },
+    Admitted {
+        receipt: Option<String>,
+    },
     /// Denied by the store; whether by a ban, a list or a penalty.
-    Denied { barred: bool },
+    Denied {
+        barred: bool,
+    },
     /// Decided without the store, which may have counted it.
-    Unsure { admitted: bool },
-    Reserved { id: String },
-    Left { remaining: Vec<u64>, limits: Vec<u64> },
+    Unsure {
+        admitted: bool,
+    },
+    Reserved {
+        id: String,
+    },
+    Left {
+        remaining: Vec<u64>,
+        limits: Vec<u64>,
+    },
     /// Done, or done before.
     Done,
     /// Unknown or already ended.
     Unknown,
-    Attempt { token: String },
-    Hammered { admitted: u64, denied: u64, unsure: u64 },
+    Attempt {
+        token: String,
+    },
+    Hammered {
+        admitted: u64,
+        denied: u64,
+        unsure: u64,
+    },
     /// The store failed, and may have done it.
     Failed(String),
     /// The node was killed.
@@ -176,7 +217,7 @@ pub(super) async fn ask(node: &Node, ask: Ask) -> Told {
         }
         Ask::Ban { user } => ban(node, &user).await.map_or_else(Told::Failed, |()| Told::Done),
         Ask::Double { tenant } => double(node, &tenant).await.map_or_else(Told::Failed, |()| Told::Done),
-        Ask::Hammer { request, time } => hammer(node, &request, time).await,
+        Ask::Hammer { request, rate, time } => hammer(node, &request, rate, time).await,
         Ask::CatchUp => {
             let followed = node.follow_control().await;
             node.store().returned().await;
@@ -226,15 +267,19 @@ fn id_of(text: &str) -> TraceId {
 }
 
 /// Keeps so many checks under way at once.
-const HAMMERS: usize = 32;
+const HAMMERS: u32 = 32;
 
-async fn hammer(node: &Node, request: &Request, time: Duration) -> Told {
+async fn hammer(node: &Node, request: &Request, rate: u32, time: Duration) -> Told {
     let end = Instant::now() + time;
+    let pause = Duration::from_secs(HAMMERS.into()) / rate;
     let tasks = (0..HAMMERS).map(|_| {
         let (node, request) = (Arc::clone(node), request.clone());
         tokio::spawn(async move {
-            let mut counts = [0; 3];
+            let (mut counts, mut next) = ([0; 3], Instant::now());
             while Instant::now() < end {
+                // One that is late does not catch up: the load has a bound.
+                next = Instant::now().max(next + pause);
+                tokio::time::sleep_until(next.into()).await;
                 let decision = node.check_async(&request.facts()).await.unwrap();
                 let place = if decision.degraded.is_some() { 2 } else { usize::from(!decision.allowed()) };
                 counts[place] += 1;
