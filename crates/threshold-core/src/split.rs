@@ -157,6 +157,8 @@ impl Split {
             let charges = all_at_once || !has_ladder || !first;
             // Set when it is sent: if the answer never comes, nothing is known to give back.
             part.settled = charges;
+            // What a look has shown was not charged.
+            part.outcome = None;
             let bill = Box::new(part_of(&self.bill, part, charges, place == last));
             let command = match self.hold.as_ref().filter(|_| charges) {
                 Some(terms) => Command::Reserve { bill, terms: Box::new(terms.of_charges(&part.charges)) },

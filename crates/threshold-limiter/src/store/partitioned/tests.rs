@@ -120,6 +120,27 @@ async fn what_is_given_back_counts_once_however_often_it_is_sent() {
     }
 }
 
+/// A partition with a ladder is looked at before it is charged. When its charge had failed, what the look had shown was given back, and the
+/// caller's limit grew.
+///
+/// Woken by: an outcome of the look that stays when the charge is sent.
+#[tokio::test]
+async fn what_was_only_looked_at_is_not_given_back() {
+    for error in [REFUSED, TIMEOUT] {
+        let policy = "[[rule]]\nname = 'tenant'\nper = ['tenant']\nlimit = '9/day'\nalgorithm = 'fixed-window'\n\
+                      [[rule]]\nname = 'user'\nper = ['user']\nlimit = '9/day'\nalgorithm = 'fixed-window'\nladder = 'strict'\n";
+        let policy = Policy::parse(policy, &|_| None).unwrap();
+        let plan = policy.plan(&facts()).unwrap();
+        let user = plan.subjects()[0].key().partition();
+        let store = Failing::new(&policy);
+        store.fail(user, [None, Some(error)]);
+        assert!(settle(&store, Box::new(plan.bill().to_owned())).await.is_err());
+        let returned: Vec<Partition> = store.later.lock().unwrap().iter().map(|(partition, _)| *partition).collect();
+        assert_eq!(returned.len(), 1);
+        assert!(!returned.contains(&user), "nothing was charged there");
+    }
+}
+
 /// Of a reservation whose parts are in two partitions, every part ends once, and an end that has failed is repeated.
 #[tokio::test]
 async fn a_reservation_ends_in_all_of_its_partitions() {
