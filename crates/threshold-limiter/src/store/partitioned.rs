@@ -250,7 +250,8 @@ async fn refund<P: Partitions>(store: &P, receipt: &Receipt) -> Result<Answer, S
     if let Some(error) = parts.error {
         return Err(error);
     }
-    let first = parts.answers.iter().any(|answer| matches!(answer, Answer::Refunded { first: true }));
+    // Of several refunds at the same time each may be the first in another partition. One of them is told so.
+    let first = matches!(parts.answers.first(), Some(Answer::Refunded { first: true }));
     Ok(Answer::Refunded { first })
 }
 
@@ -277,7 +278,12 @@ async fn end_reservation<P: Partitions>(store: &P, id: TraceId, end: Reservation
     }
     let parts = execute_all(store, commands).await;
     store.execute_later(parts.failed);
-    parts.error.map_or(Ok(Answer::Ended(Ok(keys))), Err)
+    if let Some(error) = parts.error {
+        return Err(error);
+    }
+    // A part may have expired in the meantime, and has then ended in its own way.
+    let refused = parts.answers.into_iter().find(|answer| matches!(answer, Answer::Ended(Err(_))));
+    Ok(refused.unwrap_or(Answer::Ended(Ok(keys))))
 }
 
 /// Gives the charges of a receipt back and makes them again.
