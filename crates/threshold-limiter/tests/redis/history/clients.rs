@@ -214,7 +214,8 @@ impl Client {
         } else if told.contains(&Told::Unknown) {
             // It has ended before, by one of these or by its expiry. A receipt may also be one of another secret.
             let at_expiry = held.reserved.as_ref().map_or((0, 0), |reserved| reserved.at_expiry);
-            let attempted = held.attempted.iter().copied().filter(|_| held.attempted.len() > 1 || sent > from);
+            let was_sent_before = held.attempted.len() > 1 || sent > from || nodes.len() > 1;
+            let attempted = held.attempted.iter().copied().filter(|_| was_sent_before);
             attempted.fold(at_expiry, |all, change| (all.0.min(change), all.1.max(change)))
         } else {
             return self.held.push(held);

@@ -9,6 +9,9 @@ const REPLICATION: Duration = Duration::from_secs(1);
 /// How long a node goes on to give back what a partition has refused, after it has answered.
 const GIVING_BACK: Duration = Duration::from_secs(35);
 
+/// How long a node may answer what the store no longer knows.
+const REPEATED: Duration = Duration::from_secs(2);
+
 /// How long calls are under way before and after the end of a server.
 const SETTLING: Duration = Duration::from_secs(1);
 
@@ -155,7 +158,8 @@ impl Ledger {
     pub(super) fn kept(&self, times: usize) -> Vec<String> {
         self.with(|book| {
             let is_kept = |at: &Instant| {
-                let lost = |loss: &Loss| loss.touches(*at, *at) || loss.whole && loss.from > *at;
+                // For a second a node repeats the denial of a penalty that is lost.
+                let lost = |loss: &Loss| loss.touches(*at, *at) || loss.whole && loss.to + REPEATED > *at;
                 !book.losses.iter().any(lost)
             };
             let kept = book.kept.iter().filter(|(_, at)| at.iter().filter(|at| is_kept(at)).count() >= times);
