@@ -173,7 +173,7 @@ pub(crate) struct ServeArgs {
     /// Let webhooks connect to addresses of this machine and of private networks, also over http://
     #[arg(long)]
     pub(crate) allow_private_webhooks: bool,
-    /// The name of this server in alerts; or THRESHOLD_NODE. The machine's name and the port by default
+    /// The name of this server in alerts and among the nodes of a shared store; or THRESHOLD_NODE. The machine's name and the port by default
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
     /// The certificate chain, in PEM

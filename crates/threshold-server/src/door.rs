@@ -106,7 +106,7 @@ pub(crate) struct App {
     pub(crate) refused: LogSampler,
     forward_auth: forward_auth::ForwardAuth,
     /// The store that other nodes share, for questions about its servers.
-    shared_store: ArcSwapOption<RedisStore>,
+    pub(crate) shared_store: ArcSwapOption<RedisStore>,
     resp_clients: resp::Clients,
     pub(crate) signals: Arc<Signals>,
 }

@@ -111,12 +111,11 @@ pub(crate) fn run_with(
         let listeners = Listeners::bind(args, &tokens).await?;
         // Installed before anything is printed: a script that waits for the output may send a signal at once.
         let signals = ProcessSignals::new()?;
-        let (OpenDesk { desk, journal, damage }, shared) = desk(args, &store, policy.clone()).await?;
+        let sinks = sinks.of_server_on(&listeners.http.place());
+        let (OpenDesk { desk, journal, damage }, shared) =
+            desk(args, &store, sinks.node_name(), policy.clone()).await?;
         read_bans(&desk).await?;
-        let (sinks, events) = (
-            Sinks::start(sinks.of_server_on(&listeners.http.place()), |url| desk.redact(url))?,
-            events(args, desk.now()),
-        );
+        let (sinks, events) = (Sinks::start(sinks, |url| desk.redact(url))?, events(args, desk.now()));
         let banner = Banner {
             args,
             source: &source,
@@ -441,6 +440,7 @@ fn operator_hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
 async fn desk(
     args: &ServeArgs,
     store: &StoreUrl,
+    node: &str,
     policy: Policy,
 ) -> anyhow::Result<(OpenDesk, Option<Arc<RedisStore>>)> {
     check_journal_name(args)?;
@@ -448,7 +448,7 @@ async fn desk(
     let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
     if let StoreUrl::Redis(url) = store {
         let secrets = store::secrets(present.as_deref(), old.as_deref())?;
-        let store = store::open(args, url, &secrets).await?;
+        let store = store::open(args, url, &secrets, node).await?;
         let given = GivenSecrets { present: present.as_deref(), old: old.as_deref() };
         let location = JournalLocation { journal: &args.db, secrets: given, new_journal: args.new_journal };
         // The secrets are checked even without a journal, because the digests in the shared store are made with them.

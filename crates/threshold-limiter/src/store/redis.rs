@@ -50,7 +50,7 @@ use executor::Executor;
 use late::{Handover, LateAnswers};
 use nodes::Nodes;
 use samples::Samples;
-use secret::SecretIds;
+use secret::{Checked, SecretIds};
 use server::{Latest, Server};
 use servers::Servers;
 pub use url::{RedisUrl, RedisUrlError};
@@ -108,6 +108,32 @@ pub enum RedisOpenError {
         /// The key id of this node's secret.
         own: KeyId,
     },
+    /// The secret was retired at the end of a rotation.
+    #[error(
+        "the secret {own} was retired on {at} by a node with {by}: set THRESHOLD_SECRET to the present one. To go back to {own}, set \
+         the present one as THRESHOLD_SECRET_OLD"
+    )]
+    RetiredSecret {
+        /// The key id of this node's secret.
+        own: KeyId,
+        /// When it was retired.
+        at: String,
+        /// The key id of the secret that has replaced it.
+        by: String,
+    },
+    /// The node has the new secret alone, and another living node still has only the old one. Retiring that would cut the other node off.
+    #[error(
+        "node {node} still has only the old secret {old}: restart it first, with the new one ({own}) as THRESHOLD_SECRET and the old \
+         one as THRESHOLD_SECRET_OLD, and this node in the same way until no node has the old one alone"
+    )]
+    MixedSecrets {
+        /// The name of the other node.
+        node: String,
+        /// The key id of its secret.
+        old: String,
+        /// The key id of this node's secret.
+        own: KeyId,
+    },
 }
 
 /// How a store in Redis is opened.
@@ -116,6 +142,7 @@ pub struct RedisOptions {
     url: RedisUrl,
     key: KeyId,
     old_key: Option<KeyId>,
+    node: Option<String>,
     deadline: Duration,
     certificates: Certificates,
     compared: u32,
@@ -130,6 +157,7 @@ impl RedisOptions {
             url,
             key,
             old_key: None,
+            node: None,
             deadline: DEADLINE,
             certificates: Certificates::default(),
             compared: samples::COMPARED,
@@ -144,6 +172,14 @@ impl RedisOptions {
     #[must_use]
     pub fn old_key(mut self, old: Option<KeyId>) -> Self {
         self.old_key = old;
+        self
+    }
+
+    /// Sets the name of this node, which no other node that runs may have. A node that is restarted under its name has its share of the
+    /// limits again within some seconds. Without a name it is another node after each restart.
+    #[must_use]
+    pub fn node(mut self, name: impl Into<String>) -> Self {
+        self.node = Some(name.into());
         self
     }
 
@@ -217,9 +253,16 @@ impl RedisStore {
             }
         }
         servers.time().await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
+        let secrets = options.secrets();
+        let checked = match secret::start(&servers, secrets).await {
+            Ok(Checked::Refused(refusal)) => return Err(refusal.of(secrets.present)),
+            Ok(checked) => checked,
+            // The primary of the control partition is away. It checks the secrets when it is back.
+            Err(_) => Checked::Known { retired_old: None },
+        };
         let executor = Executor::new(servers, Samples::new(options.compared));
         let expired = executor.sweep();
-        let nodes = Nodes::start(executor.servers.clone(), options.secrets()).await;
+        let nodes = Nodes::start(executor.servers.clone(), secrets, options.node, checked).await;
         Ok(Self { executor, nodes, late: Arc::default(), deadline: options.deadline, warnings, expired })
     }
 
@@ -230,10 +273,19 @@ impl RedisStore {
     }
 
     /// Asks the servers how they are, and returns what an operator should change: eviction, memory, clocks that differ from `now`, keys
-    /// that are unevenly spread, and servers that do not answer.
+    /// that are unevenly spread, servers that do not answer, and [`node_problems`](Self::node_problems).
     pub async fn examine(&self, now: Timestamp) -> Vec<String> {
         let servers = &self.executor.servers;
-        inspect::examine(&servers.all(), servers.is_single(), now).await
+        let mut found = inspect::examine(&servers.all(), servers.is_single(), now).await;
+        found.extend(self.node_problems());
+        found
+    }
+
+    /// Returns what an operator should change about the nodes of this store at this moment: two that have one name, secrets that
+    /// differ, or an old secret that is not needed any more.
+    #[must_use]
+    pub fn node_problems(&self) -> Vec<String> {
+        self.nodes.problems()
     }
 
     /// Ends the reservations that have expired and give back their charges, as far as this node has made them or one server has all.

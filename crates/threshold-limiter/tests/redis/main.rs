@@ -20,11 +20,13 @@ mod imports;
 mod late;
 mod law;
 mod lost;
+mod members;
 mod messages;
 #[path = "../stores/player.rs"]
 mod player;
 mod process;
 mod proxy;
+mod rotation;
 mod sentinel;
 mod shared;
 mod strikes;

@@ -76,6 +76,7 @@ async fn apply_remote_changes(app: Arc<App>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut logged, mut losses): (Vec<String>, u64) = (Vec::new(), 0);
     let mut call_errors = CallErrorLog::default();
+    let mut named = Vec::new();
     loop {
         ticks.tick().await;
         let applied = app.desk.apply_remote_changes().await;
@@ -119,6 +120,11 @@ async fn apply_remote_changes(app: Arc<App>) {
         if has_new_differences {
             tracing::error!(differences, last = app.desk.store_error(), "store writes wrong balances");
         }
+        let nodes = app.shared_store.load().as_ref().map(|store| store.node_problems()).unwrap_or_default();
+        for problem in nodes.iter().filter(|problem| !named.contains(*problem)) {
+            tracing::warn!("{problem}");
+        }
+        named = nodes;
     }
 }
 

@@ -120,9 +120,14 @@ fn deadline(args: &ServeArgs) -> anyhow::Result<Option<Duration>> {
     Ok(milliseconds.map(|given| Duration::from_millis(given.into())))
 }
 
-/// Connects to Redis.
-pub(super) async fn open(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<Arc<RedisStore>> {
-    let options = options(args, url, secrets)?;
+/// Connects to Redis as the node of this name.
+pub(super) async fn open(
+    args: &ServeArgs,
+    url: &RedisUrl,
+    secrets: &Secrets,
+    node: &str,
+) -> anyhow::Result<Arc<RedisStore>> {
+    let options = options(args, url, secrets)?.node(node);
     let store = RedisStore::open(options).await.with_context(|| url.to_string())?;
     for warning in store.warnings() {
         tracing::warn!(store = "redis", "{warning}");

@@ -114,7 +114,7 @@ impl Cluster {
             server.connected().await;
             let Some(address) = server.address().filter(|_| !server.is_connected()) else { continue };
             // A primary that is away comes back or is replaced. One with another secret would be refused for ever.
-            if let Err(error @ ConnectError::OtherSecret { .. }) = (self.connectors)(address).open().await {
+            if let Err(error @ ConnectError::Secret { .. }) = (self.connectors)(address).open().await {
                 return Err(error);
             }
         }

@@ -21,7 +21,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
 use super::RedisOpenError;
-use super::secret::{self, SecretIds};
+use super::secret::{self, Checked, SecretIds, SecretRefusal};
 use super::sentinel::Sentinels;
 use super::url::{Address, Kind, Login, RedisUrl};
 
@@ -132,8 +132,8 @@ impl Connector {
             let checked = secret::check(&mut connection, secrets).await;
             let checked =
                 checked.map_err(|error| ConnectError::at(&address, self.options.first_reply(&address, error)));
-            if let Some(stored) = checked? {
-                return Err(ConnectError::OtherSecret { stored: stored.join(", "), own: secrets.present });
+            if let Checked::Refused(refusal) = checked? {
+                return Err(ConnectError::Secret { refusal, own: secrets.present });
             }
         }
         Ok(connection)
@@ -151,8 +151,8 @@ pub(super) enum ConnectError {
     NoCluster(Address),
     #[error("no Sentinel names a primary that answers: {0}")]
     NoPrimary(String),
-    #[error("the store was written with the secret {stored}, and this node has {own}")]
-    OtherSecret { stored: String, own: KeyId },
+    #[error("{}", refusal.clone().of(*own))]
+    Secret { refusal: SecretRefusal, own: KeyId },
 }
 
 impl ConnectError {
@@ -164,7 +164,7 @@ impl ConnectError {
 impl From<ConnectError> for RedisOpenError {
     fn from(error: ConnectError) -> Self {
         match error {
-            ConnectError::OtherSecret { stored, own } => Self::OtherSecret { stored, own },
+            ConnectError::Secret { refusal, own } => refusal.of(own),
             ConnectError::Server { address, error } if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) => {
                 Self::Replica { server: address.to_string() }
             }

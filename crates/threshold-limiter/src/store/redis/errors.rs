@@ -175,7 +175,7 @@ pub(super) fn kind_of_connect(error: &ConnectError) -> StoreErrorKind {
             kind => kind,
         },
         ConnectError::Replica(_) => StoreErrorKind::ReadOnly,
-        ConnectError::OtherSecret { .. } => StoreErrorKind::OtherSecret,
+        ConnectError::Secret { .. } => StoreErrorKind::OtherSecret,
         ConnectError::NoCluster(_) | ConnectError::NoPrimary(_) => StoreErrorKind::Connection,
     }
 }

@@ -1,69 +1,63 @@
 //! Heartbeats: how many nodes use this store, and this node's place among them. Both decide its share of every limit while the
 //! store is away.
-//!
-//! The shares of all nodes together must not exceed a limit, although no two nodes read the set of nodes at the same moment. Two
-//! rules ensure this, because a share never grows with the number of nodes that its owner counts:
-//!
-//! - A node that has joined has no share until every other node has sent a heartbeat since, and so has counted it.
-//! - A node that is missing from the set is counted until it was missing for [`LIFE`], so that a server which has lost its data
-//!   does not make each node believe that it is the only one.
 
-use std::collections::BTreeMap;
+mod view;
+
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::redis::Value;
 
 use super::keys;
 use super::reply::{array, number};
-use super::secret::{self, SecretIds};
+use super::secret::{self, Checked, SecretIds};
 use super::server::{Server, ServerScript, jittered};
 use super::servers::Servers;
 use crate::random_id;
 use crate::store::{Share, StoreError};
+use view::{Beaten, PAUSE, View};
+pub(super) use view::{LIFE, Member};
 
 static BEAT: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("nodes.lua")));
 
-/// The pause between two heartbeats.
-const PAUSE: Duration = Duration::from_secs(1);
-/// How long a node counts after its last heartbeat. Too long makes the shares of the others smaller, too short makes them exceed
-/// the limit when a node is slow.
-const LIFE: Duration = Duration::from_secs(10);
+/// How long a heartbeat waits for its answer. A node that waited for longer would be silent for too long.
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// The nodes that use a store, as this one sees them.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    id: String,
-    view: Mutex<View>,
+    secrets: SecretIds,
+    state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
-struct View {
-    /// The server's time of this node's first heartbeat, in milliseconds.
-    joined: Option<u64>,
-    /// Whether every other node has counted this one.
-    is_known: bool,
-    /// When each node was last in the set.
-    seen: BTreeMap<String, Instant>,
-    /// Whether the last heartbeat failed.
-    is_away: bool,
+#[derive(Debug)]
+struct State {
+    view: View,
+    /// The nodes of the last answer.
+    members: Vec<Member>,
+    /// What the store has last said of this node's secrets.
+    checked: Checked,
 }
 
 impl Nodes {
-    /// Sends the first heartbeat, and further ones until the returned value is dropped.
-    pub(super) async fn start(servers: Servers, secrets: SecretIds) -> Arc<Self> {
-        let nodes = Arc::new(Self { id: random_id().to_string(), view: Mutex::default() });
+    /// Sends the first heartbeat, and further ones until the returned value is dropped. A node without a name is named by its id.
+    pub(super) async fn start(
+        servers: Servers,
+        secrets: SecretIds,
+        name: Option<String>,
+        checked: Checked,
+    ) -> Arc<Self> {
+        let id = random_id().to_string();
+        let view = View::new(id.clone(), name.unwrap_or(id));
+        let nodes = Arc::new(Self { secrets, state: Mutex::new(State { view, members: Vec::new(), checked }) });
         nodes.beat(&servers).await;
         let own = Arc::downgrade(&nodes);
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(jittered(PAUSE)).await;
                 let Some(nodes) = own.upgrade() else { return };
-                nodes.beat(&servers).await;
-                // A store that was emptied has no secrets either, and would accept a node with another one.
-                if let Ok(Some(_)) = secret::repeat(&servers, secrets).await {
-                    servers.all().iter().for_each(Server::check_again);
-                }
+                // At the same time, so that a store that hangs delays the next heartbeat once.
+                tokio::join!(nodes.beat(&servers), nodes.check_secrets(&servers));
             }
         });
         nodes
@@ -71,97 +65,118 @@ impl Nodes {
 
     /// Returns this node's share of every limit; `None` before all other nodes have counted it.
     pub(super) fn share(&self) -> Option<Share> {
-        self.view().share(&self.id)
+        self.state().view.share(boot_time())
+    }
+
+    /// Returns what an operator should change about the names and secrets of the nodes.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let state = self.state();
+        let name = state.view.name();
+        let namesake = state.view.has_namesake().then(|| {
+            format!("two nodes are named {name}, and one of them has no share while the store is away: give each a name of its own (--node)")
+        });
+        let secrets = secret::problems(self.secrets, &state.checked, &state.members);
+        namesake.into_iter().chain(secrets).collect()
     }
 
     async fn beat(&self, servers: &Servers) {
-        let args = [self.id.clone().into_bytes(), LIFE.as_millis().to_string().into_bytes()];
-        let reply = servers.run(&BEAT, &[keys::control("nodes")], &args).await.map_err(StoreError::from);
-        let members = reply.and_then(members);
-        let mut view = self.view();
-        match members {
-            Ok((now, members)) => view.update(&self.id, now, &members, Instant::now()),
-            // The view stays as it is: the shares are those of the moment at which the store was lost.
-            Err(_) => view.is_away = true,
+        let args = {
+            let mut state = self.state();
+            state.view.attempt(boot_time());
+            let SecretIds { present, old } = self.secrets;
+            let old = old.map_or_else(|| "-".to_owned(), |old| old.to_string());
+            let (id, joined) = (state.view.id().to_owned(), state.view.joined().to_string());
+            let (life, heard) = (LIFE.as_millis().to_string(), state.view.heard().to_string());
+            let name = state.view.name().to_owned();
+            [id, life, joined, heard, present.to_string(), old, name].map(String::into_bytes)
+        };
+        let names = [keys::control("nodes"), keys::control("members")];
+        let reply = tokio::time::timeout(DEADLINE, servers.run(&BEAT, &names, &args)).await;
+        let answer = reply.ok().and_then(Result::ok).and_then(|reply| beaten(reply).ok());
+        let mut state = self.state();
+        match answer {
+            Some(answer) => {
+                state.view.succeed(&answer, boot_time());
+                state.members = answer.members;
+            }
+            None => state.view.fail(),
         }
     }
 
-    fn view(&self) -> MutexGuard<'_, View> {
+    /// A store that was emptied has no secrets either, and would accept a node with another one.
+    async fn check_secrets(&self, servers: &Servers) {
+        let Ok(Ok(checked)) = tokio::time::timeout(DEADLINE, secret::repeat(servers, self.secrets)).await else {
+            return;
+        };
+        if checked.is_refused() {
+            servers.all().iter().for_each(Server::check_again);
+        }
+        self.state().checked = checked;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
         // A poisoned lock is safe to use: a view that is half updated counts too many nodes.
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl View {
-    fn share(&self, own: &str) -> Option<Share> {
-        let place = self.seen.keys().position(|id| id == own).filter(|_| self.is_known)?;
-        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        Some(Share { nodes: count(self.seen.len()), place: count(place) })
-    }
-
-    /// Takes over the set of nodes, each with the time of its last heartbeat by the server's clock.
-    fn update(&mut self, own: &str, now: u64, members: &[(String, u64)], heard: Instant) {
-        // A clock that was set back would be behind the time of joining for as long as it was ahead.
-        let joined = self.joined.map_or(now, |joined| joined.min(now));
-        self.joined = Some(joined);
-        if std::mem::replace(&mut self.is_away, false) {
-            // While the store was away, nodes could not be seen. They are still there, and get the time to come back.
-            self.seen.values_mut().for_each(|seen| *seen = heard);
-        }
-        self.seen.extend(members.iter().map(|(id, _)| (id.clone(), heard)));
-        self.seen.retain(|_, seen| heard.saturating_duration_since(*seen) <= LIFE);
-        self.is_known |= members.iter().all(|(id, beat)| id == own || *beat > joined);
-    }
-}
-
-/// Reads the server's time and the members of the set.
-fn members(reply: Value) -> Result<(u64, Vec<(String, u64)>), StoreError> {
+/// Reads the answer of `nodes.lua`.
+fn beaten(reply: Value) -> Result<Beaten, StoreError> {
     let mut parts = array(reply)?.into_iter();
-    let now = number(parts.next())?;
-    let mut listed = array(parts.next().unwrap_or(Value::Nil))?.into_iter();
-    let mut members = Vec::new();
-    while let (Some(Value::BulkString(id)), Some(beat)) = (listed.next(), listed.next()) {
-        members.push((String::from_utf8_lossy(&id).into_owned(), number(Some(beat))?));
+    let (now, since) = (number(parts.next())?, number(parts.next())?);
+    let was_listed = number(parts.next())? == 1;
+    let listed = array(parts.next().unwrap_or(Value::Nil))?;
+    let members = listed.chunks_exact(3).map(|member| match member {
+        [Value::BulkString(id), beat, Value::BulkString(said)] => {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            Ok(member_of(text(id), number(Some(beat.clone()))?, &text(said)))
+        }
+        _ => Err(StoreError::Unavailable),
+    });
+    Ok(Beaten { now, since, was_listed, members: members.collect::<Result<_, _>>()? })
+}
+
+/// Reads what a node says of itself. A node of an earlier version says nothing, and counts under its id.
+fn member_of(id: String, beat: u64, said: &str) -> Member {
+    let parts: Vec<&str> = said.splitn(5, ' ').collect();
+    let time = |text: &str| text.parse().unwrap_or(0);
+    match parts.as_slice() {
+        [joined, heard, present, old, name] => {
+            let secrets = Some(((*present).to_owned(), Some(*old).filter(|old| *old != "-").map(str::to_owned)));
+            Member { id, name: (*name).to_owned(), joined: time(joined), beat, heard: time(heard), secrets }
+        }
+        _ => Member { name: id.clone(), id, joined: 0, beat, heard: beat, secrets: None },
     }
-    Ok((now, members))
+}
+
+/// Returns the time of a clock that goes on in suspend.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn boot_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let (seconds, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
+    Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos))
+}
+
+/// Returns the time of a monotonic clock. Whether it goes on in suspend depends on the system.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn boot_time() -> Duration {
+    static BEGAN: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+    BEGAN.elapsed()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn view_of(own: &str, now: u64, members: &[(&str, u64)], heard: Instant, view: &mut View) -> Option<Share> {
-        let members: Vec<_> = members.iter().map(|(id, beat)| ((*id).to_owned(), *beat)).collect();
-        view.update(own, now, &members, heard);
-        view.share(own)
-    }
-
-    /// A node that had just started took its share before the others knew of it, and all shares together were more than the limit.
+    /// Nodes of both versions run beside each other during an upgrade.
     #[test]
-    fn a_node_has_no_share_until_all_others_have_counted_it() {
-        let (start, mut view) = (Instant::now(), View::default());
-        assert_eq!(view.share("b"), None);
-        assert_eq!(view_of("b", 1_000, &[("a", 900), ("b", 1_000)], start, &mut view), None);
-        assert_eq!(view_of("b", 1_500, &[("a", 900), ("b", 1_500), ("c", 1_400)], start, &mut view), None);
-        let share = view_of("b", 2_000, &[("a", 1_900), ("b", 2_000), ("c", 1_400)], start, &mut view);
-        assert_eq!(share, Some(Share { nodes: 3, place: 1 }));
-        // A node that joins later makes the share smaller, and does not end it.
-        let share = view_of("b", 3_000, &[("a", 2_900), ("b", 3_000), ("c", 2_500), ("d", 2_999)], start, &mut view);
-        assert_eq!(share, Some(Share { nodes: 4, place: 1 }));
-    }
-
-    /// Redis came back without its data, and the first node that reached it took the whole limit in the next outage.
-    #[test]
-    fn nodes_are_counted_until_they_were_missing_for_long() {
-        let (start, mut view) = (Instant::now(), View::default());
-        let all = [("a", 1_000), ("b", 1_000)];
-        assert_eq!(view_of("a", 1_000, &all[..1], start, &mut view), Some(Share { nodes: 1, place: 0 }));
-        assert_eq!(view_of("a", 1_000, &all, start, &mut view), Some(Share { nodes: 2, place: 0 }));
-        view.is_away = true;
-        let back = start + 10 * LIFE;
-        assert_eq!(view_of("a", 9_000, &all[..1], back, &mut view), Some(Share { nodes: 2, place: 0 }));
-        assert_eq!(view_of("a", 9_000, &all[..1], back + LIFE, &mut view), Some(Share { nodes: 2, place: 0 }));
-        let later = back + LIFE + Duration::from_millis(1);
-        assert_eq!(view_of("a", 9_000, &all[..1], later, &mut view), Some(Share { nodes: 1, place: 0 }));
+    fn what_a_node_says_of_itself_is_read_and_an_earlier_version_says_nothing() {
+        let member = member_of("1f".to_owned(), 9, "7 8 0000002a 00000029 node of ada");
+        let secrets = Some(("0000002a".to_owned(), Some("00000029".to_owned())));
+        let (id, name) = ("1f".to_owned(), "node of ada".to_owned());
+        assert_eq!(member, Member { id, name, joined: 7, beat: 9, heard: 8, secrets });
+        assert_eq!(member_of("1f".to_owned(), 9, "7 8 0000002a - b").secrets, Some(("0000002a".to_owned(), None)));
+        let (id, name) = ("1f".to_owned(), "1f".to_owned());
+        assert_eq!(member_of(id.clone(), 9, ""), Member { id, name, joined: 0, beat: 9, heard: 9, secrets: None });
     }
 }

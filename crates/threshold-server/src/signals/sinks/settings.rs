@@ -129,6 +129,11 @@ impl SinkSettings {
         self
     }
 
+    /// Returns the name of this server.
+    pub(crate) fn node_name(&self) -> &str {
+        &self.node.name
+    }
+
     /// Returns the names of the sinks of events. Receivers of alerts have theirs when they are started.
     pub(super) fn names(&self) -> Names {
         let lines = self.lines.iter().map(Lines::to_string);
