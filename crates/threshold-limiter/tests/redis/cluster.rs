@@ -342,10 +342,14 @@ async fn a_promoted_replica_with_a_wrong_clock_neither_admits_nor_locks_out() {
             assert_eq!(endless_keys(&cluster), [""; 0]);
             cluster.flush();
             // Back to the primaries of the beginning, for the next algorithm.
-            assert_eq!(cluster.node(victim).cli(&["CLUSTER", "FAILOVER"]), "OK\n");
-            let begun = Instant::now();
+            let (begun, mut asked) = (Instant::now(), None::<Instant>);
             while cluster.primaries() != before {
                 assert!(begun.elapsed() < PATIENCE, "the primary did not take over again");
+                // More than once: no primary votes twice about the same slots within a second, and an attempt ends after five.
+                if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(6)) {
+                    asked = Some(Instant::now());
+                    assert_eq!(cluster.node(victim).cli(&["CLUSTER", "FAILOVER"]), "OK\n");
+                }
                 std::thread::sleep(Duration::from_millis(20));
             }
             cluster.wait_until_ready();
