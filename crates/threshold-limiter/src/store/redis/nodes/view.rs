@@ -156,10 +156,6 @@ impl View {
 
     /// Takes over the answer to a heartbeat.
     pub(super) fn succeed(&mut self, answer: &Beaten, now: Duration) {
-        // The answer is as old as the sleep.
-        if self.has_slept(now) {
-            return self.leave();
-        }
         let in_use = millis(answer.now.saturating_sub(answer.since));
         let silent = self.beaten.map_or(Duration::ZERO, |beaten| millis(answer.now.saturating_sub(beaten)));
         // While the store is away for all nodes, none of them drops another one. This one alone was away.
@@ -175,10 +171,8 @@ impl View {
         if is_back || !answer.was_listed || self.joined.is_none() {
             self.listening = answer.now;
         }
-        // The others have counted this node only if it has been in the set since.
-        let is_new = !self.is_counted && !answer.was_listed;
         // A clock that was set back would be behind the time of joining for as long as it was ahead.
-        let joined = self.joined.filter(|_| !is_new).map_or(answer.now, |joined| joined.min(answer.now));
+        let joined = self.joined.map_or(answer.now, |joined| joined.min(answer.now));
         self.joined = Some(joined);
         self.seen.extend(answer.members.iter().map(|member| (member.name.clone(), now)));
         self.seen.retain(|_, seen| now.saturating_sub(*seen) <= LIFE);
