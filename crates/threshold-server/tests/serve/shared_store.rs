@@ -372,7 +372,7 @@ fn metrics_show_a_store_that_is_away() {
 #[test]
 fn operators_can_deny_by_the_policy_while_the_store_is_away() {
     // A node that has just started has no share of the limit.
-    let open = format!("{POLICY}\non_store_error = 'open'\n");
+    let open = POLICY.replace("[[rule]]\n", "[[rule]]\non_store_error = 'open'\n");
     let (mut redis, policy) = (Redis::start(), Scratch::file("policy.toml", &open));
     let (url, folder) = (redis.url(), Scratch::folder());
     let (db, variables) = (folder.path().join("node.db"), [("THRESHOLD_SECRET", SECRET)]);
