@@ -40,7 +40,8 @@ static SWAP: LazyLock<ServerScript> = LazyLock::new(|| {
 
 /// The largest number of commands in a batch. A batch is one call, and blocks the server while it runs.
 const MAX_BATCH: usize = 128;
-/// The largest number of commands that wait. Beyond it the store fails at once instead of answering too late.
+/// The largest number of commands that wait for one server. Beyond it the store fails at once instead of answering too late. Commands
+/// for other servers go on.
 const MAX_WAITING: usize = 4096;
 /// The number of times that a batch is executed before it is given up. Each time another node was faster.
 const MAX_TRIES: usize = 64;
@@ -51,6 +52,8 @@ const MAX_MOVING: usize = 250;
 #[derive(Debug)]
 struct Job {
     command: Command,
+    /// The server that it was for when it came.
+    server: usize,
     latest: Latest,
     answer: oneshot::Sender<Result<Answer, PartitionError>>,
 }
@@ -74,8 +77,23 @@ pub(super) struct Batches {
 struct Waiting {
     /// The commands of each queue with a batch under way.
     queues: HashMap<Queue, Vec<Job>>,
-    /// The number of commands in all queues and under way.
-    count: usize,
+    /// The number of commands in all queues and under way, by server.
+    counts: HashMap<usize, usize>,
+}
+
+impl Waiting {
+    /// Counts commands for these servers as ended.
+    fn ended(&mut self, servers: &[usize]) {
+        for server in servers {
+            if let Entry::Occupied(mut count) = self.counts.entry(*server) {
+                *count.get_mut() = count.get().saturating_sub(1);
+                // A server that has left the Cluster leaves nothing behind.
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+    }
 }
 
 impl Batches {
@@ -93,18 +111,20 @@ impl Batches {
     ) -> Result<Answer, PartitionError> {
         let (answer, answered) = oneshot::channel();
         let queue = Queue { place, subject: subject(&command) };
-        self.add(queue, Job { command, latest, answer })?;
+        let server = self.servers.number_at(&keys::head(place));
+        self.add(queue, Job { command, server, latest, answer })?;
         answered.await.map_err(|_| StoreError::Unavailable)?
     }
 
     /// Adds a command to a queue, and starts to work on the queue if nothing does.
     fn add(self: &Arc<Self>, queue: Queue, job: Job) -> Result<(), StoreError> {
         let mut waiting = self.waiting();
-        if waiting.count >= MAX_WAITING {
+        let count = waiting.counts.entry(job.server).or_default();
+        if *count >= MAX_WAITING {
             self.servers.errors().count(StoreErrorKind::Overloaded, format_args!("{MAX_WAITING} commands wait"));
             return Err(StoreError::Unavailable);
         }
-        waiting.count = waiting.count.saturating_add(1);
+        *count = count.saturating_add(1);
         match waiting.queues.entry(queue) {
             Entry::Occupied(mut jobs) => jobs.get_mut().push(job),
             Entry::Vacant(jobs) => {
@@ -118,7 +138,7 @@ impl Batches {
     /// Executes the commands of a queue until it is empty.
     async fn work(self: Arc<Self>, queue: Queue) {
         while let Some(jobs) = self.take(queue) {
-            let taken = jobs.len();
+            let taken: Vec<usize> = jobs.iter().map(|job| job.server).collect();
             let jobs: Vec<Job> = jobs.into_iter().filter_map(still_wanted).collect();
             let latest = jobs.iter().map(|job| job.latest).reduce(later).unwrap_or(Latest::Never);
             let (commands, callers): (Vec<Command>, Vec<_>) =
@@ -128,8 +148,7 @@ impl Batches {
                 // A caller that did not wait gets no answer. Its command was carried out.
                 let _ = caller.send(answer);
             }
-            let mut waiting = self.waiting();
-            waiting.count = waiting.count.saturating_sub(taken);
+            self.waiting().ended(&taken);
         }
     }
 

@@ -103,6 +103,14 @@ impl Servers {
         }
     }
 
+    /// Returns a number for the server of a key, which no other server has at the same time.
+    pub(super) fn number_at(&self, key: &str) -> usize {
+        match self {
+            Self::Single(_) => 0,
+            Self::Cluster(cluster) => cluster.owner_of(key).map_or(0, |server| Arc::as_ptr(&server).addr()),
+        }
+    }
+
     /// Returns the present time of the server of a key; `None` before its first reply.
     pub(super) fn now_at(&self, key: &str) -> Option<Timestamp> {
         match self {

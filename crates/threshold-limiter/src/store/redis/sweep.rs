@@ -3,7 +3,8 @@
 //! The head of a partition says when the first of its reservations expires, so that every decision of the partition sees what is due
 //! and ends it before it denies. Besides, a node ends by itself what it has reserved, in time and without asking for anything before.
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use futures_util::future::join_all;
 use threshold_core::key::Partition;
 use threshold_core::receipt::{CommitError, HoldTerms};
 use threshold_core::{Answer, Command, TraceId};
+use tokio::sync::watch;
 
 use super::batch::Batches;
 use super::server::{Latest, ServerScript, jittered};
@@ -35,8 +37,8 @@ const MAX_PLACES: usize = 4096;
 pub(super) struct Sweeps {
     /// When something expires in which partition, by this node's clock.
     expected: Mutex<BTreeSet<(Instant, Partition)>>,
-    /// The partitions that are being swept in the background.
-    under_way: Mutex<BTreeSet<Partition>>,
+    /// The searches that are under way. Others wait for their end: many decisions find the same reservations at the same moment.
+    under_way: Mutex<HashMap<Partition, watch::Receiver<()>>>,
     ended: Arc<AtomicU64>,
 }
 
@@ -117,21 +119,47 @@ pub(super) async fn release_expired(batches: &Arc<Batches>) -> Result<usize, Sto
     failed.map_or(Ok(ended), Err)
 }
 
+/// A search that is under way, until this is dropped.
+struct UnderWay<'s> {
+    sweeps: &'s Sweeps,
+    place: Partition,
+    /// Tells those that wait, when it is dropped.
+    _ended: watch::Sender<()>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        lock(&self.sweeps.under_way).remove(&self.place);
+    }
+}
+
 /// Ends what has expired in a partition, as far as it can be reached.
 pub(super) async fn end(batches: &Arc<Batches>, place: Partition) {
+    let sweeps = &batches.sweeps;
+    let (ended, receiver) = watch::channel(());
+    let other = match lock(&sweeps.under_way).entry(place) {
+        Entry::Occupied(other) => Some(other.get().clone()),
+        Entry::Vacant(own) => {
+            own.insert(receiver);
+            None
+        }
+    };
+    if let Some(mut other) = other {
+        // It fails when the sender is dropped, which is the end.
+        let _ = other.changed().await;
+        return;
+    }
+    let _under_way = UnderWay { sweeps, place, _ended: ended };
     let _ = end_in(batches, place).await;
 }
 
-/// Does the same in the background, once at a time.
+/// Does the same in the background.
 pub(super) fn later(batches: &Arc<Batches>, place: Partition) {
-    if !lock(&batches.sweeps.under_way).insert(place) {
+    if lock(&batches.sweeps.under_way).contains_key(&place) {
         return;
     }
     let batches = Arc::clone(batches);
-    tokio::spawn(async move {
-        end(&batches, place).await;
-        lock(&batches.sweeps.under_way).remove(&place);
-    });
+    tokio::spawn(async move { end(&batches, place).await });
 }
 
 async fn end_in(batches: &Arc<Batches>, place: Partition) -> Result<usize, StoreError> {

@@ -253,7 +253,7 @@ proptest! {
 
     /// Whatever has happened, the whole limit is shared out some time later, once for each name.
     ///
-    /// Woken by: a rival that is never forgotten, and by a `since` that each node's first heartbeat begins anew.
+    /// Woken by: a rival that is never forgotten, and by a `since` that each node's first heartbeat starts again.
     #[test]
     fn every_name_has_its_share_in_the_end(seed: u64, events in events(true)) {
         let mut world = play(seed, &events, |_| {});
