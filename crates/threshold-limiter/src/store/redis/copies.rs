@@ -464,6 +464,8 @@ impl Records for Copies {
         let Some(bytes) = self.bytes(old)?.map(<[u8]>::to_vec) else { return Ok(()) };
         if self.bytes(new)?.is_none() {
             self.save(new, bytes, Expiry::As(old));
+            // What has no ban or lock is left out when the list is read.
+            self.list(new, true);
         }
         self.delete(old);
         Ok(())

@@ -8,8 +8,8 @@ use threshold_core::command::KeyMoves;
 use threshold_core::{Answer, Digest};
 
 use super::keys::{RecordKey, RecordKind};
-use super::reply;
 use super::servers::Servers;
+use super::{listed, reply};
 use crate::store::StoreError;
 
 /// Moves each record to its new key, unless there is a record under the new key already: that one is more recent.
@@ -24,7 +24,8 @@ pub(super) async fn rekey(servers: &Servers, moves: &KeyMoves) -> Result<Answer,
 }
 
 async fn move_record(servers: &Servers, kind: RecordKind, old: Digest, new: Digest) -> Result<(), StoreError> {
-    let (old, new) = (RecordKey::of_digest(kind, old).name(), RecordKey::of_digest(kind, new).name());
+    let record = RecordKey::of_digest(kind, new);
+    let (old, new) = (RecordKey::of_digest(kind, old).name(), record.name());
     let Some(bytes) = servers.read_all(std::slice::from_ref(&old)).await?.pop().flatten() else { return Ok(()) };
     let mut expiry = Cmd::new();
     expiry.arg("PEXPIRETIME").arg(&old);
@@ -40,6 +41,10 @@ async fn move_record(servers: &Servers, kind: RecordKind, old: Digest, new: Dige
         _ => return Ok(()),
     }
     servers.send(&new, &copy).await?;
+    if kind != RecordKind::Balance {
+        // What has no ban or lock is left out when the list is read.
+        listed::add(servers, vec![record]);
+    }
     let mut delete = Cmd::new();
     delete.arg("DEL").arg(&old);
     servers.send(&old, &delete).await?;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use threshold_limiter::store::{Kind, Store as _};
 use threshold_limiter::{Attempted, Facts, Layer, LoginError, LoginRequest};
 
 use super::node::{self, Node, Opening};
-use crate::process::RedisServer;
+use crate::process::{Cluster, PATIENCE, RedisServer};
 
 const POLICY: &str = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '10/month'\nalgorithm = 'fixed-window'\n\
                       on_store_error = 'closed'\n[login]\naccount = '100/day'\nlocks = { 3 = '24h' }\n";
@@ -90,4 +91,43 @@ async fn after_a_ban_a_key_that_no_rule_counts_is_paused_and_forgiven() {
     let forgiven = node.forgive_async(Layer::Tenant, "x").await;
     assert_eq!((paused, forgiven), (Ok(false), Ok(())));
     assert_eq!(check(&node, "ada", 2).await, (2, 0));
+}
+
+const STRICT: &str = "[ladders.hard]\nrungs = ['ban 24h']\n[[rule]]\nname = 'user'\nper = ['user']\nlimit = '1/month'\n\
+                      algorithm = 'fixed-window'\nladder = 'hard'\n[login]\nlocks = { 1 = '24h' }\n";
+
+/// Bans of ladders and locks moved to the digests of the new secret, held, and were in no list any more: an export of bans let a banned
+/// address in again.
+async fn what_has_moved_is_listed(url: String) {
+    let open = async |secret: u8, old: Option<u8>| {
+        let policy = STRICT.to_owned();
+        node::open(&Opening { url: url.clone(), policy, secret, old, deadline: LONG }).await
+    };
+    let old = open(1, None).await;
+    assert_eq!(check(&old, "zed", 2).await, (1, 0));
+    assert!(attempt(&old, "ada").await.unwrap());
+    drop(old);
+    let both = open(2, Some(1)).await;
+    assert_eq!(check(&both, "zed", 1).await, (0, 0));
+    assert!(!attempt(&both, "ada").await.unwrap());
+    for kind in [Kind::Banned, Kind::Accounts] {
+        let begun = std::time::Instant::now();
+        while both.store().list(kind, None, 9, std::time::SystemTime::now().into()).await.unwrap().len() != 1 {
+            assert!(begun.elapsed() < PATIENCE, "{kind:?} has lost what was moved");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// Woken by: a move without `listed::add`.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_moved_on_one_server_is_listed() {
+    let server = RedisServer::start();
+    what_has_moved_is_listed(server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_moved_on_a_cluster_is_listed() {
+    let cluster = Cluster::start();
+    what_has_moved_is_listed(cluster.url()).await;
 }
