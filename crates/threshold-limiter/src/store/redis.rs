@@ -99,8 +99,9 @@ pub enum RedisOpenError {
     },
     /// The server's records were written with another secret. Their digests mean nothing under this one.
     #[error(
-        "the store was written with the secret {stored}, and this node has {own}: set the same THRESHOLD_SECRET on every node, \
-         or the stored one as THRESHOLD_SECRET_OLD to replace it"
+        "the store was written with the secret {stored}, and this node has {own}: if {stored} is right, set it as THRESHOLD_SECRET, \
+         or as THRESHOLD_SECRET_OLD to replace it. If the node with {stored} is the wrong one, stop it and delete the key \
+         th:{{control}}secrets"
     )]
     OtherSecret {
         /// The key ids of the secrets that the store was written with.
@@ -273,19 +274,23 @@ impl RedisStore {
     }
 
     /// Asks the servers how they are, and returns what an operator should change: eviction, memory, clocks that differ from `now`, keys
-    /// that are unevenly spread, servers that do not answer, and [`node_problems`](Self::node_problems).
+    /// that are unevenly spread, and servers that do not answer.
     pub async fn examine(&self, now: Timestamp) -> Vec<String> {
         let servers = &self.executor.servers;
-        let mut found = inspect::examine(&servers.all(), servers.is_single(), now).await;
-        found.extend(self.node_problems());
-        found
+        inspect::examine(&servers.all(), servers.is_single(), now).await
     }
 
-    /// Returns what an operator should change about the nodes of this store at this moment: two that have one name, secrets that
-    /// differ, or an old secret that is not needed any more.
+    /// Returns what an operator should change about the nodes of this store at this moment: two that have one name, or
+    /// secrets that differ.
     #[must_use]
     pub fn node_problems(&self) -> Vec<String> {
         self.nodes.problems()
+    }
+
+    /// Returns that the old secret of this node was retired, and is not needed any more.
+    #[must_use]
+    pub fn retired_secret(&self) -> Option<String> {
+        self.nodes.retired_secret()
     }
 
     /// Ends the reservations that have expired and give back their charges, as far as this node has made them or one server has all.

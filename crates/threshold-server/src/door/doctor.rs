@@ -94,14 +94,18 @@ const CHECKS: [&str; 10] =
 async fn show(_: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     // Not the desk's time, which is that of a shared store: it would be compared with itself.
     let now = SystemClock::new().now();
-    let store = match &*app.shared_store.load() {
-        Some(store) => store.examine(now).await,
-        None => Vec::new(),
-    };
-    let mut findings: Vec<Finding> = store
-        .into_iter()
-        .map(|warning| Finding::error("store", warning, "docs/scale.md lists what a shared store needs"))
-        .collect();
+    let mut findings = Vec::new();
+    if let Some(store) = &*app.shared_store.load() {
+        let of_servers = store.examine(now).await.into_iter();
+        findings.extend(
+            of_servers.map(|text| Finding::error("store", text, "docs/scale.md lists what a shared store needs")),
+        );
+        let advice = "docs/rotate-secret.md describes a rotation, and docs/scale.md the names of nodes";
+        findings.extend(store.node_problems().into_iter().map(|text| Finding::error("store", text, advice)));
+        findings.extend(
+            store.retired_secret().map(|text| Finding { level: "note", ..Finding::warning("store", text, advice) }),
+        );
+    }
     let body = DiagnosisBody {
         now: now.micros().checked_div(1_000).unwrap_or(0),
         version: env!("CARGO_PKG_VERSION"),

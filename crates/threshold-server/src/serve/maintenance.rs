@@ -120,7 +120,10 @@ async fn apply_remote_changes(app: Arc<App>) {
         if has_new_differences {
             tracing::error!(differences, last = app.desk.store_error(), "store writes wrong balances");
         }
-        let nodes = app.shared_store.load().as_ref().map(|store| store.node_problems()).unwrap_or_default();
+        let nodes = match &*app.shared_store.load() {
+            Some(store) => store.node_problems().into_iter().chain(store.retired_secret()).collect(),
+            None => Vec::new(),
+        };
         for problem in nodes.iter().filter(|problem| !named.contains(*problem)) {
             tracing::warn!("{problem}");
         }

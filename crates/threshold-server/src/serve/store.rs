@@ -73,7 +73,8 @@ fn variable<T: FromStr<Err: Into<anyhow::Error>>>(name: &str) -> anyhow::Result<
 pub(super) fn secrets(present: Option<&str>, old: Option<&str>) -> anyhow::Result<Secrets> {
     let secret = |text: Option<&str>| text.and_then(|text| Secret::new(text.as_bytes()));
     let present = secret(present).context(
-        "a shared store needs THRESHOLD_SECRET, the same on every node: generate one with `openssl rand -hex 32`",
+        "a shared store needs THRESHOLD_SECRET, the same on every node: set that of the other nodes. For a new installation generate one \
+         with `openssl rand -hex 32`",
     )?;
     let secrets = Secrets::new(present);
     match secret(old) {

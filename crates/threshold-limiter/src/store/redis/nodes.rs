@@ -75,8 +75,15 @@ impl Nodes {
         let namesake = state.view.has_namesake().then(|| {
             format!("two nodes are named {name}, and one of them has no share while the store is away: give each a name of its own (--node)")
         });
-        let secrets = secret::problems(self.secrets, &state.checked, &state.members);
+        // The predecessor of a node that was restarted under its name is gone.
+        let others: Vec<Member> = state.members.iter().filter(|member| member.name != name).cloned().collect();
+        let secrets = secret::problems(self.secrets, &state.checked, &others);
         namesake.into_iter().chain(secrets).collect()
+    }
+
+    /// Returns that the old secret of this node is not needed any more.
+    pub(super) fn retired_secret(&self) -> Option<String> {
+        secret::retired(self.secrets, &self.state().checked)
     }
 
     async fn beat(&self, servers: &Servers) {

@@ -144,21 +144,25 @@ fn checked(reply: Value) -> Checked {
     Checked::Refused(refusal)
 }
 
+/// A node is no longer said to have another secret when it has sent no heartbeat for so long, in milliseconds.
+const SILENT: u64 = 3_000;
+
 /// Returns what an operator should change about the secrets of these nodes.
 pub(super) fn problems(own: SecretIds, checked: &Checked, members: &[Member]) -> Vec<String> {
     let (present, mut found) = (own.present.to_string(), Vec::new());
-    match (checked, own.old) {
-        (Checked::Known { retired_old: Some(Retired { at, by }) }, Some(old)) => found.push(format!(
-            "the old secret {old} was retired on {} by a node with {by}: THRESHOLD_SECRET_OLD can go",
-            Date(*at)
-        )),
-        (Checked::Refused(refusal), _) => found.push(refusal.clone().of(own.present).to_string()),
-        _ => {}
+    if let Checked::Refused(refusal) = checked {
+        found.push(refusal.clone().of(own.present).to_string());
     }
-    for Member { name, secrets, .. } in members {
+    // One that was stopped a moment ago is still in the set.
+    let newest = members.iter().map(|member| member.beat).max().unwrap_or_default();
+    let is_live = |member: &&Member| member.beat.saturating_add(SILENT) > newest;
+    for Member { name, secrets, .. } in members.iter().filter(is_live) {
         let Some((theirs, old)) = secrets.as_ref().filter(|(theirs, _)| *theirs != present) else { continue };
         found.push(if old.as_ref() == Some(&present) {
-            format!("node {name} has the secret {theirs}, and this node still has {present}: the rotation is not complete")
+            format!(
+                "node {name} has the secret {theirs}, and this node still has {present}: the rotation is not complete. Restart this node \
+                 with {theirs} as THRESHOLD_SECRET and {present} as THRESHOLD_SECRET_OLD"
+            )
         } else {
             format!(
                 "node {name} has only the secret {theirs}, and this node {present}: both admit the same requests. Restart all nodes \
@@ -167,6 +171,12 @@ pub(super) fn problems(own: SecretIds, checked: &Checked, members: &[Member]) ->
         });
     }
     found
+}
+
+/// Returns that the old secret of a node is not needed any more.
+pub(super) fn retired(own: SecretIds, checked: &Checked) -> Option<String> {
+    let (Checked::Known { retired_old: Some(Retired { at, by }) }, Some(old)) = (checked, own.old) else { return None };
+    Some(format!("the old secret {old} was retired on {} by a node with {by}: THRESHOLD_SECRET_OLD can go", Date(*at)))
 }
 
 /// Unix milliseconds, shown as a date and a time of day in UTC.
