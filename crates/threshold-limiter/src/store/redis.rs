@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use threshold_core::command::{Answer, Command};
 use threshold_core::control::MAX_CHANGES_READ;
-use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp};
+use threshold_core::{Digest, KeyId, Outcome, OwnedBill, Plan, Timestamp};
 use tokio::sync::oneshot;
 
 use super::{
@@ -331,15 +331,8 @@ impl RedisStore {
     }
 
     /// Settles a plan, and holds what it charges. An answer that comes after the deadline is kept for the limiter.
-    async fn settle_by_deadline(
-        &self,
-        plan: &Plan<'_>,
-        hold: Option<HoldTerms>,
-        outcome: &mut Outcome,
-    ) -> Result<(), StoreError> {
+    async fn settle_by_deadline(&self, bill: Box<OwnedBill>, hold: Option<HoldTerms>) -> Result<Outcome, StoreError> {
         let executor = self.executor.clone();
-        // The clocks of nodes differ, so only the server's time counts.
-        let bill = Box::new(plan.bill().to_owned());
         let late = Arc::clone(&self.late);
         let deadline = deadline::of_call(self.deadline);
         let (sender, mut receiver) = oneshot::channel();
@@ -355,10 +348,9 @@ impl RedisStore {
         // Closed first: an answer that comes from now on is late, and one that has just come is not.
         receiver.close();
         match receiver.try_recv() {
-            Ok(answer) => *outcome = answer?,
-            Err(_) => return Err(waited.err().unwrap_or(StoreError::Unavailable)),
+            Ok(answer) => answer,
+            Err(_) => Err(waited.err().unwrap_or(StoreError::Unavailable)),
         }
-        Ok(())
     }
 
     /// Executes a command whose late answer the limiter has to hear, so that it can withdraw what was charged or counted.
@@ -385,7 +377,9 @@ impl Store for RedisStore {
     }
 
     async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
-        self.settle_by_deadline(plan, None, outcome).await
+        // The clocks of nodes differ, so only the server's time counts.
+        *outcome = self.settle_by_deadline(Box::new(plan.bill().to_owned()), None).await?;
+        Ok(())
     }
 
     async fn reserve(
@@ -395,7 +389,8 @@ impl Store for RedisStore {
         _: Timestamp,
         outcome: &mut Outcome,
     ) -> Result<(), StoreError> {
-        self.settle_by_deadline(plan, Some(terms.clone()), outcome).await
+        *outcome = self.settle_by_deadline(Box::new(plan.bill().to_owned()), Some(terms.clone())).await?;
+        Ok(())
     }
 
     async fn execute(&self, command: Command, _: Timestamp) -> Result<Answer, StoreError> {
@@ -412,6 +407,11 @@ impl Store for RedisStore {
                 let read = async move { control::read(&executor.servers, after, most).await };
                 // Bans must be learned from a store that is too slow for decisions.
                 self.wait(self.deadline.max(PATIENT_DEADLINE), read).await
+            }
+            // What it charges too late has to be withdrawn, too.
+            Command::Reserve { bill, terms } => {
+                let outcome = self.settle_by_deadline(bill, Some(*terms)).await?;
+                Ok(Answer::Settled(Box::new(outcome)))
             }
             command => {
                 let deadline = match command {

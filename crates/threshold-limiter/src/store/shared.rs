@@ -4,8 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::{
-    Answer, Command, Digest, Durability, ImmediateStore, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store,
-    StoreError, StoreErrorCount, StoreNumbers, Timestamp,
+    Answer, Command, Digest, Durability, HoldTerms, ImmediateStore, Kind, LateAnswer, Listed, Outcome, Placed, Plan,
+    Share, Store, StoreError, StoreErrorCount, StoreNumbers, Timestamp,
 };
 
 impl<S: Store> Store for Arc<S> {
@@ -32,6 +32,16 @@ impl<S: Store> Store for Arc<S> {
         outcome: &mut Outcome,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         S::settle(self, plan, now, outcome)
+    }
+
+    fn reserve(
+        &self,
+        plan: &Plan<'_>,
+        terms: &HoldTerms,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        S::reserve(self, plan, terms, now, outcome)
     }
 
     fn execute(&self, command: Command, now: Timestamp) -> impl Future<Output = Result<Answer, StoreError>> + Send {

@@ -1,12 +1,13 @@
 //! Answers that come after their deadline: what they have charged for a caller that was refused is withdrawn.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_core::limit::LimitOptions;
 use threshold_core::receipt::OnExpire;
 use threshold_core::{KeyId, Timestamp};
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
-use threshold_limiter::store::{Store as _, StoreError};
+use threshold_limiter::store::{AnyStore, Store, StoreError};
 use threshold_limiter::{Attempted, Facts, Limiter, LoginError, LoginRequest, Policy, Secret};
 
 use crate::process::{Cluster, RedisServer};
@@ -86,7 +87,7 @@ fn attempt() -> LoginRequest<'static> {
 }
 
 /// The account has its three attempts before the lock, and the address its three.
-async fn has_three_attempts(node: &Node) {
+async fn has_three_attempts<S: Store>(node: &Limiter<S>) {
     let ada = attempt();
     for nth in 1..=3 {
         let attempted = node.login_attempt_async(&ada).await.unwrap();
@@ -100,7 +101,11 @@ async fn has_three_attempts(node: &Node) {
 async fn nothing_counts_too_late(url: String, pause: impl Fn()) {
     let policy =
         format!("{LOGIN}[[rule]]\nname = 'user'\nper = ['user']\nlimit = '5/day'\non_store_error = 'closed'\n");
-    let node = node(url, DEADLINE, &policy).await;
+    let options = RedisOptions::new(url.parse().unwrap(), KeyId::from_u32(1)).deadline(DEADLINE);
+    // As a server has it.
+    let store = AnyStore::other(Arc::new(RedisStore::open(options).await.unwrap()));
+    let builder = Limiter::builder(Policy::parse(&policy, &|_| None).unwrap()).store(store);
+    let node = builder.secrets(Secret::new(&[9; 32]).unwrap()).build();
     let ada = attempt();
     let user = Facts { user: Some("ada"), ..Facts::default() };
     let left = async || {

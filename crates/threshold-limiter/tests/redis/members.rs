@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use threshold_core::KeyId;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
-use threshold_limiter::store::{Share, Store as _};
+use threshold_limiter::store::{Share, Store};
 
 use crate::process::RedisServer;
 
@@ -26,7 +26,7 @@ fn part_of(share: Share) -> u64 {
 
 /// Returns what all nodes together may admit without the store.
 fn all_parts<'s>(nodes: impl IntoIterator<Item = &'s RedisStore>) -> u64 {
-    nodes.into_iter().filter_map(|node| node.share()).map(part_of).sum()
+    nodes.into_iter().filter_map(Store::share).map(part_of).sum()
 }
 
 /// Waits until all nodes together have so many shares, for at most 30 seconds. All shares together are never more than the limit

@@ -462,11 +462,14 @@ impl Records for Copies {
         let kind = if what == MovedRecord::Standing { RecordKind::Standing } else { RecordKind::Account };
         let (old, new) = (RecordKey::of_digest(kind, old), RecordKey::of_digest(kind, new));
         let Some(bytes) = self.bytes(old)?.map(<[u8]>::to_vec) else { return Ok(()) };
-        if self.bytes(new)?.is_none() {
-            self.save(new, bytes, Expiry::As(old));
-            // What has no ban or lock is left out when the list is read.
-            self.list(new, true);
+        // What a node with the old secret alone has counted since the move stays in force there. Without that it would start again from nothing at each
+        // request that is sent to another node.
+        if self.bytes(new)?.is_some() {
+            return Ok(());
         }
+        self.save(new, bytes, Expiry::As(old));
+        // What has no ban or lock is left out when the list is read.
+        self.list(new, true);
         self.delete(old);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Moving records from the keys of an old secret to those of the current one, on a Cluster, where both are in different slots.
 //!
-//! A record is copied first and deleted then. If a node dies in between, the next use of the record finds the copy and deletes the
-//! original.
+//! A record is copied first and deleted then. If a node dies in between, the original stays and counts nowhere but on nodes that have
+//! only the old secret.
 
 use ::redis::{Cmd, Value};
 use threshold_core::command::KeyMoves;
@@ -40,7 +40,10 @@ async fn move_record(servers: &Servers, kind: RecordKind, old: Digest, new: Dige
         // It has expired in between.
         _ => return Ok(()),
     }
-    servers.send(&new, &copy).await?;
+    // Nothing is set where there is a record. Then the old one is that of a node with the old secret alone, and stays in force there.
+    if servers.send(&new, &copy).await? == Value::Nil {
+        return Ok(());
+    }
     if kind != RecordKind::Balance {
         // What has no ban or lock is left out when the list is read.
         listed::add(servers, vec![record]);

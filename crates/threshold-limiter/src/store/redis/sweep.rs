@@ -199,9 +199,21 @@ async fn end_one(batches: &Arc<Batches>, place: Partition, id: TraceId) -> Resul
 async fn expired(batches: &Batches, place: Partition) -> Result<Vec<TraceId>, StoreError> {
     let most = [MAX_SWEPT.to_string().into_bytes()];
     let found = batches.servers.run(&EXPIRED, &[keys::expiring(place), keys::head(place)], &most).await?;
-    let (mut parts, mut due) = (reply::array(found)?.into_iter(), Vec::new());
+    let (mut parts, mut due, mut foreign) = (reply::array(found)?.into_iter(), Vec::new(), Cmd::new());
+    let (index, mut has_foreign) = (keys::expiring(place), false);
+    foreign.arg("ZREM").arg(&index);
     while let (Some(Value::BulkString(member)), Some(_)) = (parts.next(), parts.next()) {
-        due.extend(keys::id_of_member(&member));
+        match keys::id_of_member(&member) {
+            Some(id) => due.push(id),
+            None => {
+                foreign.arg(&member);
+                has_foreign = true;
+            }
+        }
+    }
+    // What no node has written would be found again and again, in place of others.
+    if has_foreign {
+        batches.servers.send(&index, &foreign).await?;
     }
     Ok(due)
 }

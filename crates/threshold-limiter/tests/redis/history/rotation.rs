@@ -131,3 +131,35 @@ async fn what_has_moved_on_a_cluster_is_listed() {
     let cluster = Cluster::start();
     what_has_moved_is_listed(cluster.url()).await;
 }
+
+/// While the nodes were restarted one after the other, each request to a node with both secrets took away what a node with the old one had
+/// counted: that node let every guess at a password through.
+async fn a_node_with_the_old_secret_counts_on(url: String) {
+    let open = async |secret: u8, old: Option<u8>| {
+        let policy = POLICY.to_owned();
+        node::open(&Opening { url: url.clone(), policy, secret, old, deadline: LONG }).await
+    };
+    let (old, both) = (open(1, None).await, open(2, Some(1)).await);
+    let (mut admitted, mut guesses) = (0, 0);
+    for _ in 0..30 {
+        for node in [&old, &both] {
+            admitted += check(node, "u0", 1).await.0;
+            guesses += usize::from(attempt(node, "ada").await.unwrap());
+        }
+    }
+    assert!(admitted <= 20, "{admitted} of 10 by each secret");
+    assert!(guesses <= 6, "{guesses} of 3 by each secret");
+}
+
+/// Woken by: a move that deletes the old record where there is a new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_the_old_secret_counts_on_with_one_server() {
+    let server = RedisServer::start();
+    a_node_with_the_old_secret_counts_on(server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_the_old_secret_counts_on_with_a_cluster() {
+    let cluster = Cluster::start();
+    a_node_with_the_old_secret_counts_on(cluster.url()).await;
+}
