@@ -203,6 +203,11 @@ impl Desk {
         self.limiter.store().is_reachable()
     }
 
+    /// Returns among how many nodes limits are divided while the store is away; 0 if this node has no share.
+    pub(crate) fn share_nodes(&self) -> u64 {
+        self.limiter.store().share().map_or(0, |share| share.nodes)
+    }
+
     /// Returns the kinds of errors that calls of the store have ended with.
     pub(crate) fn store_errors(&self) -> Vec<StoreErrorCount> {
         self.limiter.store().errors()

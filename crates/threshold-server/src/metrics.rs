@@ -33,6 +33,7 @@ pub(crate) struct Metrics {
     store_differences: Counter,
     charges_lost: Counter,
     store_up: Gauge,
+    share_nodes: Gauge,
     login_failures: Counter,
     events_unnamed: Counter,
     events_lost: Counter,
@@ -94,6 +95,7 @@ impl Metrics {
             store_differences: Counter::default(),
             charges_lost: Counter::default(),
             store_up: Gauge::default(),
+            share_nodes: Gauge::default(),
             login_failures: Counter::default(),
             events_unnamed: Counter::default(),
             events_lost: Counter::default(),
@@ -131,6 +133,11 @@ impl Metrics {
             "threshold_store_up",
             "Whether the store answers: 0 while rules decide by on_store_error, also if only a part of it is away",
             self.store_up.clone(),
+        );
+        registry.register(
+            "threshold_store_share_nodes",
+            "Among how many nodes limits are divided by on_store_error = local; 0 while this node has no share",
+            self.share_nodes.clone(),
         );
         registry.register("threshold_login_failures", "Logins with a wrong secret", self.login_failures.clone());
         registry.register(
@@ -190,6 +197,11 @@ impl Metrics {
     /// Sets whether the store answers.
     pub(crate) fn set_store_up(&self, is_up: bool) {
         self.store_up.set(i64::from(is_up));
+    }
+
+    /// Sets among how many nodes limits are divided while the store is away; 0 if this node has no share.
+    pub(crate) fn set_share_nodes(&self, nodes: u64) {
+        self.share_nodes.set(i64::try_from(nodes).unwrap_or(i64::MAX));
     }
 
     /// Counts a login whose secret was wrong.
@@ -274,6 +286,7 @@ mod tests {
         metrics
             .set_alerts(|alert, level| if (alert, level) == (AlertOn::IpBlocks, AlertLevel::Critical) { 7 } else { 0 });
         metrics.count_login_failure();
+        metrics.set_share_nodes(3);
         metrics.set_policy_loaded(UNIX_EPOCH + std::time::Duration::from_millis(1_500));
         assert!(!metrics.text().contains("threshold_certificate"), "without a certificate");
         metrics.set_certificate_expiry(Some(1_577_836_800));
@@ -286,6 +299,7 @@ mod tests {
             r#"threshold_sink_lost_total{sink="file-1"} 5"#,
             "threshold_login_failures_total 1",
             "threshold_store_up 1",
+            "threshold_store_share_nodes 3",
             "threshold_policy_loaded_timestamp_seconds 1.5",
             "threshold_certificate_expires_timestamp_seconds 1577836800",
             concat!(r#"threshold_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#"",revision="debug build"} 1"#),

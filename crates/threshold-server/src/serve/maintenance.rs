@@ -47,6 +47,7 @@ pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters
         let app = Arc::clone(app);
         every(SAVE_INTERVAL, move || app.desk.save_counters());
     }
+    app.desk.metrics.set_share_nodes(app.desk.share_nodes());
     if app.desk.shares_store() {
         tokio::spawn(apply_remote_changes(Arc::clone(app)));
     }
@@ -89,6 +90,7 @@ async fn apply_remote_changes(app: Arc<App>) {
         let fails = errors.iter().any(|error| error.is_recent() && !error.kind.is_passing());
         let is_up = applied.is_ok() && app.desk.store_is_reachable() && !fails;
         app.desk.metrics.set_store_up(is_up);
+        app.desk.metrics.set_share_nodes(app.desk.share_nodes());
         app.desk.metrics.set_charges_lost(app.desk.charges_lost());
         let differences = app.desk.store_differences();
         let has_new_differences = app.desk.metrics.set_store_differences(differences);

@@ -105,6 +105,7 @@ const RUNBOOKS: &[Runbook] = &[
         serve: "env THRESHOLD_SECRET=a-secret-for-this-test threshold serve policy.toml --no-db --store redis://127.0.0.1:6379",
         prepare: r#"threshold bans add tenant closed --reason 'they left us' >ban.out
            check 8 '{"user":"mallory","ip":"192.0.2.1","method":"POST","path":"/api/posts"}'
+           until curl -s http://127.0.0.1:8080/metrics | grep -q '^threshold_store_share_nodes 1'; do sleep 0.2; done
            kill $(cat redis.pid); until_ready degraded; check 3 '{"tenant":"acme","ip":"192.0.2.1","method":"GET","path":"/"}'"#,
         repair: "redis-server --port 6379 --save '' --bind 127.0.0.1 >redis.log 2>&1 & echo $! >redis.pid; until redis-cli -p 6379 ping >ping.out 2>&1; do sleep 0.1; done",
         ..Runbook::new("store-down", "")
@@ -112,7 +113,8 @@ const RUNBOOKS: &[Runbook] = &[
     Runbook {
         has_redis: true,
         serve: "env THRESHOLD_SECRET=a-secret-for-this-test threshold serve policy.toml --no-db --store redis://127.0.0.1:6379",
-        prepare: "redis-cli -p 6379 client pause 600000 write >redis.out
+        prepare: "until curl -s http://127.0.0.1:8080/metrics | grep -q '^threshold_store_share_nodes 1'; do sleep 0.2; done
+                  redis-cli -p 6379 client pause 600000 write >redis.out
                   check 1 '{\"tenant\":\"acme\",\"ip\":\"192.0.2.1\",\"method\":\"GET\",\"path\":\"/\"}'",
         ..Runbook::new("store-slow", "")
     },
