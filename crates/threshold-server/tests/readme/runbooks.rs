@@ -113,7 +113,8 @@ const RUNBOOKS: &[Runbook] = &[
     Runbook {
         has_redis: true,
         serve: "env THRESHOLD_SECRET=a-secret-for-this-test threshold serve policy.toml --no-db --store redis://127.0.0.1:6379",
-        prepare: "until curl -s http://127.0.0.1:8080/metrics | grep -q '^threshold_store_share_nodes 1'; do sleep 0.2; done
+        prepare:
+            "until curl -s http://127.0.0.1:8080/metrics | grep -q '^threshold_store_share_nodes 1'; do sleep 0.2; done
                   redis-cli -p 6379 client pause 600000 write >redis.out
                   check 1 '{\"tenant\":\"acme\",\"ip\":\"192.0.2.1\",\"method\":\"GET\",\"path\":\"/\"}'",
         ..Runbook::new("store-slow", "")
