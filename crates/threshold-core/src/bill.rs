@@ -74,6 +74,7 @@ pub struct Subject<'l> {
 }
 
 impl<'l> Bill<'l> {
+    #[inline]
     pub(crate) fn new(verb: Verb) -> Self {
         Self {
             verb,
@@ -195,14 +196,17 @@ impl Subject<'_> {
     }
 }
 
-/// A bill that borrows nothing.
+/// A bill that borrows nothing. Its charges are on the heap, because it is moved from task to task, and with room for the most that there
+/// can be it would be kilobytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnedBill {
     pub(crate) verb: Verb,
     pub(crate) trace: TraceId,
     pub(crate) banned_until: Timestamp,
-    pub(crate) charges: ArrayVec<OwnedCharge, MAX_CHARGES>,
-    pub(crate) subjects: ArrayVec<(Digest, Ladder), MAX_SUBJECTS>,
+    /// At most [`MAX_CHARGES`].
+    pub(crate) charges: Vec<OwnedCharge>,
+    /// At most [`MAX_SUBJECTS`].
+    pub(crate) subjects: Vec<(Digest, Ladder)>,
     pub(crate) outcomes_seen: bool,
     pub(crate) punishes: bool,
 }
@@ -239,7 +243,7 @@ impl OwnedBill {
             trace,
             banned_until: Timestamp::EPOCH,
             charges: charges.map(|(key, limit, cost)| OwnedCharge { key, limit, cost, terms, subject: None }).collect(),
-            subjects: ArrayVec::new(),
+            subjects: Vec::new(),
             outcomes_seen: false,
             punishes: false,
         }
@@ -248,22 +252,18 @@ impl OwnedBill {
     /// Returns the borrowed form, which is settled.
     #[must_use]
     pub fn as_bill(&self) -> Bill<'_> {
-        let charges = self.charges.iter().map(|charge| Charge {
+        // Filled in place: a bill that is collected first is moved into its place afterwards.
+        let mut bill = Bill::new(self.verb);
+        (bill.trace, bill.banned_until) = (self.trace, self.banned_until);
+        (bill.outcomes_seen, bill.punishes) = (self.outcomes_seen, self.punishes);
+        bill.charges.extend(self.charges.iter().map(|charge| Charge {
             key: charge.key,
             limit: &charge.limit,
             cost: charge.cost,
             terms: &charge.terms,
             subject: charge.subject,
-        });
-        let subjects = self.subjects.iter().map(|(key, ladder)| Subject { key: *key, ladder });
-        Bill {
-            verb: self.verb,
-            trace: self.trace,
-            banned_until: self.banned_until,
-            charges: charges.collect(),
-            subjects: subjects.collect(),
-            outcomes_seen: self.outcomes_seen,
-            punishes: self.punishes,
-        }
+        }));
+        bill.subjects.extend(self.subjects.iter().map(|(key, ladder)| Subject { key: *key, ladder }));
+        bill
     }
 }

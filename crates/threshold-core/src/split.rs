@@ -53,8 +53,8 @@ pub struct Split {
     bill: OwnedBill,
     /// What a reservation holds, if the bill is one.
     hold: Option<HoldTerms>,
-    /// The parts, those without a ladder first: they are charged in the first round. Mostly there are few, each takes kilobytes, and a
-    /// split is kept while its partitions answer, so there is no room for the most that there can be.
+    /// The parts, those without a ladder first: they are charged in the first round. Mostly there are few, and a split is kept while its
+    /// partitions answer, so there is no room for the most that there can be.
     parts: Vec<Part>,
     begun: bool,
 }
@@ -78,7 +78,7 @@ struct Part {
     /// The indices on the whole bill of its charges and subjects.
     charges: ArrayVec<usize, MAX_CHARGES>,
     subjects: ArrayVec<usize, MAX_SUBJECTS>,
-    outcome: Option<Outcome>,
+    outcome: Option<Box<Outcome>>,
     /// Whether the outcome is final, and not only a peek.
     settled: bool,
 }
@@ -170,7 +170,7 @@ impl Split {
     }
 
     /// Stores the outcome of a part.
-    pub fn answered(&mut self, part: usize, outcome: Outcome) {
+    pub fn answered(&mut self, part: usize, outcome: Box<Outcome>) {
         // Replaces the outcome of the peek, if there was one.
         if let Some(part) = self.parts.iter_mut().find(|own| own.number == part) {
             part.outcome = Some(outcome);
@@ -205,15 +205,15 @@ impl Split {
     }
 
     /// Returns the outcome of the whole bill, and the commands that give back what was charged before a partition denied.
-    pub fn join(self) -> (Outcome, Vec<(Partition, Command)>) {
+    pub fn join(self) -> (Box<Outcome>, Vec<(Partition, Command)>) {
         // A record is never denied. What it was charged stays charged.
         let denied = self.bill.verb != Verb::Record && self.denied();
         let returns = if denied { self.returns() } else { Vec::new() };
-        let mut whole = Outcome::default();
+        let mut whole = Box::<Outcome>::default();
         // A part that was not asked counts as full. If it counted as empty, the answer would promise room that nobody
         // has looked for.
         whole.settled.extend(self.bill.charges.iter().map(|_| UNANSWERED));
-        if self.parts.iter().filter_map(|part| part.outcome.as_ref()).any(|outcome| !outcome.histories.is_empty()) {
+        if self.parts.iter().filter_map(|part| part.outcome.as_deref()).any(|outcome| !outcome.histories.is_empty()) {
             whole.set_history(History::default());
         }
         for part in &self.parts {

@@ -278,10 +278,11 @@ impl ObjectStore {
 
     /// Settles a bill in the objects, and holds there what it charges.
     async fn settle_strong(&self, bill: OwnedBill, hold: Option<HoldTerms>) -> Result<Outcome, StoreError> {
-        match hold {
+        let settled = match hold {
             Some(terms) => partitioned::reserve(&self.call(), Box::new(bill), &terms).await,
             None => partitioned::settle(&self.call(), Box::new(bill)).await,
-        }
+        };
+        settled.map(|outcome| *outcome)
     }
 
     /// Logs which rules are decided without the store, and how.

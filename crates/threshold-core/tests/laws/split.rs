@@ -49,14 +49,14 @@ impl Partitioned {
                 if self.moving && split.divide(part) {
                     continue;
                 }
-                split.answered(part, *self.execute(partition, &command, now).settled().unwrap());
+                split.answered(part, self.execute(partition, &command, now).settled().unwrap());
             }
         }
         let (outcome, returns) = split.join();
         for (partition, command) in returns {
             self.execute(partition, &command, now);
         }
-        outcome
+        *outcome
     }
 
     fn refund(&mut self, receipt: &Receipt, now: Timestamp) -> Vec<bool> {
@@ -290,7 +290,7 @@ fn charges_are_given_back_when_a_partition_fails() {
     let (mut parts, now) = (Partitioned::default(), Timestamp::from_secs(1_767_225_600));
     let mut split = Split::new(plan.bill().to_owned(), Digest::partition);
     for Step { part, partition, command } in split.round().into_iter().skip(1) {
-        split.answered(part, *parts.execute(partition, &command, now).settled().unwrap());
+        split.answered(part, parts.execute(partition, &command, now).settled().unwrap());
     }
     let returns = split.abandon();
     assert_eq!(returns.len(), 2);

@@ -86,8 +86,8 @@ pub async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answe
         return Ok(store.execute(partition, command).await?);
     }
     match command {
-        Command::Settle(bill) => Ok(Answer::Settled(Box::new(settle(store, bill).await?))),
-        Command::Reserve { bill, terms } => Ok(Answer::Settled(Box::new(reserve(store, bill, &terms).await?))),
+        Command::Settle(bill) => Ok(Answer::Settled(settle(store, bill).await?)),
+        Command::Reserve { bill, terms } => Ok(Answer::Settled(reserve(store, bill, &terms).await?)),
         Command::Refund(receipt) => refund(store, &receipt).await,
         Command::GiveBack { receipt, credit } => give_back(store, &receipt, credit).await,
         Command::Renew(receipt) => renew(store, *receipt).await,
@@ -118,19 +118,23 @@ pub async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answe
 }
 
 /// Settles a bill: every partition charges its part, or none does.
-pub async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Result<Outcome, StoreError> {
+pub async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Result<Box<Outcome>, StoreError> {
     // A bill without charges still needs the time of the store.
     if bill.as_bill().partitions().is_empty() {
         let partition = store.home(bill.as_bill().trace());
         let answer = store.execute(partition, Command::Settle(bill)).await?;
-        return Ok(*answer.settled().ok_or(StoreError::Unavailable)?);
+        return answer.settled().ok_or(StoreError::Unavailable);
     }
     settle_parts(store, Split::new(*bill, |key| store.partition(key))).await
 }
 
 /// Settles a bill and holds what it charges: every partition charges and holds its part, or none does. Where the parts are is saved after
 /// that. If a node dies before, the parts end when they expire.
-pub async fn reserve<P: Partitions>(store: &P, bill: Box<OwnedBill>, terms: &HoldTerms) -> Result<Outcome, StoreError> {
+pub async fn reserve<P: Partitions>(
+    store: &P,
+    bill: Box<OwnedBill>,
+    terms: &HoldTerms,
+) -> Result<Box<Outcome>, StoreError> {
     let outcome = if bill.as_bill().partitions().is_empty() {
         settle(store, bill.clone()).await?
     } else {
@@ -152,20 +156,21 @@ pub async fn reserve<P: Partitions>(store: &P, bill: Box<OwnedBill>, terms: &Hol
     Err(StoreError::Unavailable)
 }
 
-async fn settle_parts<P: Partitions>(store: &P, mut split: Split) -> Result<Outcome, StoreError> {
+async fn settle_parts<P: Partitions>(store: &P, mut split: Split) -> Result<Box<Outcome>, StoreError> {
     loop {
         let steps = split.round();
         if steps.is_empty() {
             break;
         }
-        let sent = steps
-            .into_iter()
-            .map(|Step { part, partition, command }| async move { (part, store.execute(partition, command).await) });
+        // Boxed: `join_all` moves every future when it begins and again when it has ended.
+        let sent = steps.into_iter().map(|Step { part, partition, command }| {
+            Box::pin(async move { (part, store.execute(partition, command).await) })
+        });
         let mut failed = None;
         // All answers are waited for, also after a failure: only a charge whose success was heard is given back.
         for (part, answered) in join_all(sent).await {
             match answered {
-                Ok(Answer::Settled(outcome)) => split.answered(part, *outcome),
+                Ok(Answer::Settled(outcome)) => split.answered(part, outcome),
                 Ok(other) => failed = Some(least_certain(failed, StoreError::unexpected(other))),
                 Err(PartitionError::Moving) if split.divide(part) => {}
                 Err(error) => failed = Some(least_certain(failed, error.into())),

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use threshold_core::command::{Answer, Command};
 use threshold_core::control::MAX_CHANGES_READ;
 use threshold_core::{Digest, KeyId, Outcome, OwnedBill, Plan, Timestamp};
@@ -319,7 +320,7 @@ impl RedisStore {
     async fn wait<T: Send + 'static>(
         &self,
         deadline: Duration,
-        operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+        operation: BoxFuture<'static, Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let errors = self.executor.servers.errors();
         let begun = errors.seen();
@@ -331,7 +332,11 @@ impl RedisStore {
     }
 
     /// Settles a plan, and holds what it charges. An answer that comes after the deadline is kept for the limiter.
-    async fn settle_by_deadline(&self, bill: Box<OwnedBill>, hold: Option<HoldTerms>) -> Result<Outcome, StoreError> {
+    async fn settle_by_deadline(
+        &self,
+        bill: Box<OwnedBill>,
+        hold: Option<HoldTerms>,
+    ) -> Result<Box<Outcome>, StoreError> {
         let executor = self.executor.clone();
         let late = Arc::clone(&self.late);
         let deadline = deadline::of_call(self.deadline);
@@ -339,12 +344,12 @@ impl RedisStore {
         let operation = async move {
             let answer = executor.settle(&bill, hold.as_ref(), deadline::latest(deadline)).await;
             let ended = answer.as_ref().map(drop).map_err(|error| *error);
-            if let Err(unheard) = sender.send(answer) {
-                late.add(LateAnswer::Settled { bill, answer: unheard.map(Box::new) });
+            if let Err(answer) = sender.send(answer) {
+                late.add(LateAnswer::Settled { bill, answer });
             }
             ended
         };
-        let waited = self.wait(deadline, operation).await;
+        let waited = self.wait(deadline, Box::pin(operation)).await;
         // Closed first: an answer that comes from now on is late, and one that has just come is not.
         receiver.close();
         match receiver.try_recv() {
@@ -366,7 +371,7 @@ impl RedisStore {
             }
             ended
         };
-        let waited = self.wait(deadline, operation).await;
+        let waited = self.wait(deadline, Box::pin(operation)).await;
         handover.take().unwrap_or_else(|| Err(waited.err().unwrap_or(StoreError::Unavailable)))
     }
 }
@@ -378,7 +383,7 @@ impl Store for RedisStore {
 
     async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         // The clocks of nodes differ, so only the server's time counts.
-        *outcome = self.settle_by_deadline(Box::new(plan.bill().to_owned()), None).await?;
+        *outcome = *self.settle_by_deadline(Box::new(plan.bill().to_owned()), None).await?;
         Ok(())
     }
 
@@ -389,7 +394,7 @@ impl Store for RedisStore {
         _: Timestamp,
         outcome: &mut Outcome,
     ) -> Result<(), StoreError> {
-        *outcome = self.settle_by_deadline(Box::new(plan.bill().to_owned()), Some(terms.clone())).await?;
+        *outcome = *self.settle_by_deadline(Box::new(plan.bill().to_owned()), Some(terms.clone())).await?;
         Ok(())
     }
 
@@ -398,7 +403,7 @@ impl Store for RedisStore {
         match command {
             Command::Control(change) => {
                 let change = std::slice::from_ref(&*change).to_vec();
-                self.wait(self.deadline, async move { control::add(&executor.servers, &change).await }).await
+                self.wait(self.deadline, Box::pin(async move { control::add(&executor.servers, &change).await })).await
             }
             // No deadline: a hundred thousand bans take longer, and an operator waits for them.
             Command::ControlAll { changes, after } => control::add_all(&executor.servers, &changes, after).await,
@@ -406,12 +411,12 @@ impl Store for RedisStore {
                 let most = usize::try_from(most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
                 let read = async move { control::read(&executor.servers, after, most).await };
                 // Bans must be learned from a store that is too slow for decisions.
-                self.wait(self.deadline.max(PATIENT_DEADLINE), read).await
+                self.wait(self.deadline.max(PATIENT_DEADLINE), Box::pin(read)).await
             }
             // What it charges too late has to be withdrawn, too.
             Command::Reserve { bill, terms } => {
                 let outcome = self.settle_by_deadline(bill, Some(*terms)).await?;
-                Ok(Answer::Settled(Box::new(outcome)))
+                Ok(Answer::Settled(outcome))
             }
             command => {
                 let deadline = match command {
@@ -425,7 +430,7 @@ impl Store for RedisStore {
                     return self.execute_withdrawn(command, deadline).await;
                 }
                 // It counts once whenever it is executed, so it may be executed late.
-                self.wait(deadline, async move { executor.execute(command, Latest::Never).await }).await
+                self.wait(deadline, Box::pin(async move { executor.execute(command, Latest::Never).await })).await
             }
         }
     }

@@ -1,7 +1,5 @@
 //! Bills and outcomes inside commands and answers.
 
-use arrayvec::ArrayVec;
-
 use super::{Field, put, take};
 use crate::bill::{OwnedBill, OwnedCharge, Terms};
 use crate::codec::{BytesError, Reader, Writer};
@@ -28,8 +26,10 @@ impl Field for Box<OwnedBill> {
             Verb::Peek => 1,
             Verb::Record => 2,
         });
-        let fields: [&dyn Field; 5] = [trace, banned_until, outcomes_seen, punishes, charges];
+        let fields: [&dyn Field; 4] = [trace, banned_until, outcomes_seen, punishes];
         fields.into_iter().for_each(|field| field.write(out));
+        out.number(charges.len() as u64);
+        charges.iter().for_each(|charge| charge.write(out));
         out.number(subjects.len() as u64);
         for (key, ladder) in subjects {
             key.write(out);
@@ -46,8 +46,8 @@ impl Field for Box<OwnedBill> {
         };
         let (trace, banned_until) = (take(from)?, take(from)?);
         let (outcomes_seen, punishes) = (take(from)?, take(from)?);
-        let charges: ArrayVec<OwnedCharge, MAX_CHARGES> = take(from)?;
-        let mut subjects = ArrayVec::new();
+        let charges: Vec<OwnedCharge> = (0..from.count(MAX_CHARGES)?).map(|_| take(from)).collect::<Result<_, _>>()?;
+        let mut subjects = Vec::new();
         for _ in 0..from.count(MAX_SUBJECTS)? {
             subjects.push((take(from)?, take(from)?));
         }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 
 use super::server::Latest;
@@ -44,9 +45,11 @@ pub(super) struct NoAnswer;
 /// The time begins when the operation does, and not when it is queued behind other tasks of the node. If the timer itself is late
 /// by some time, the answer may have arrived in the meantime without being read, so the wait goes on for as long again. On a node
 /// with time to spare timers are not late.
+///
+/// The operation is in a box, because a task is moved several times before it runs and after it has ended.
 pub(super) async fn wait<T: Send + 'static>(
     deadline: Duration,
-    operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    operation: BoxFuture<'static, Result<T, StoreError>>,
 ) -> Result<Result<T, StoreError>, NoAnswer> {
     let begun = Arc::new(OnceLock::new());
     let mark = Arc::clone(&begun);
@@ -94,8 +97,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_in_time_is_returned_and_a_late_one_is_a_timeout() {
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Ok(Ok(7)));
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 2)).await, Err(NoAnswer));
+        assert_eq!(wait(DEADLINE, Box::pin(answer_after(DEADLINE / 2))).await, Ok(Ok(7)));
+        assert_eq!(wait(DEADLINE, Box::pin(answer_after(DEADLINE * 2))).await, Err(NoAnswer));
     }
 
     #[tokio::test(start_paused = true)]
@@ -106,7 +109,7 @@ mod tests {
             let _ = ended.send(());
             Ok(())
         };
-        assert_eq!(wait(DEADLINE, operation).await, Err(NoAnswer));
+        assert_eq!(wait(DEADLINE, Box::pin(operation)).await, Err(NoAnswer));
         has_ended.await.unwrap();
     }
 
@@ -115,7 +118,7 @@ mod tests {
     async fn the_time_before_an_operation_begins_does_not_count() {
         // It runs before the operation, in the same thread: the operation begins after its deadline would have been over.
         let busy = tokio::spawn(async { tokio::time::advance(DEADLINE * 3 / 2).await });
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 3 / 4)).await, Ok(Ok(7)));
+        assert_eq!(wait(DEADLINE, Box::pin(answer_after(DEADLINE * 3 / 4))).await, Ok(Ok(7)));
         busy.await.unwrap();
     }
 
@@ -129,14 +132,14 @@ mod tests {
             tokio::time::sleep(DEADLINE / 2).await;
             answer.send(7).unwrap();
         });
-        assert_eq!(wait(DEADLINE, async { Ok(answered.await.unwrap()) }).await, Ok(Ok(7)));
+        assert_eq!(wait(DEADLINE, Box::pin(async { Ok(answered.await.unwrap()) })).await, Ok(Ok(7)));
         busy.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_busy_node_waits_a_bounded_time() {
         let busy = tokio::spawn(async { tokio::time::advance(LONGEST).await });
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Err(NoAnswer));
+        assert_eq!(wait(DEADLINE, Box::pin(answer_after(DEADLINE / 2))).await, Err(NoAnswer));
         busy.await.unwrap();
     }
 }

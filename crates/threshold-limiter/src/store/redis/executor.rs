@@ -68,13 +68,13 @@ impl Executor {
         let _ = self.returning.subscribe().wait_for(|tasks| *tasks == 0).await;
     }
 
-    /// Settles a bill, and holds what it charges. Bills and the state of several partitions are large, so both are on the heap.
+    /// Settles a bill, and holds what it charges.
     pub(super) async fn settle(
         &self,
         bill: &OwnedBill,
         hold: Option<&HoldTerms>,
         latest: Latest,
-    ) -> Result<Outcome, StoreError> {
+    ) -> Result<Box<Outcome>, StoreError> {
         let until = Until { executor: self, latest };
         if self.servers.is_single() {
             return Ok(until.settle_part(WHOLE, bill, hold).await?);
@@ -128,17 +128,17 @@ impl Executor {
 impl Until<'_> {
     /// Executes a command whose records are all in one partition, or any command on a single server.
     async fn run(&self, place: Partition, command: Command) -> Result<Answer, PartitionError> {
-        let settled = |outcome| Answer::Settled(Box::new(outcome));
         match command {
-            Command::Settle(bill) => self.settle_part(place, &bill, None).await.map(settled),
-            Command::Reserve { bill, terms } => self.settle_part(place, &bill, Some(&terms)).await.map(settled),
+            Command::Settle(bill) => self.settle_part(place, &bill, None).await.map(Answer::Settled),
+            Command::Reserve { bill, terms } => self.settle_part(place, &bill, Some(&terms)).await.map(Answer::Settled),
             Command::Limit { key, limit, cost, id } => {
                 let bill = OwnedBill::check(id, key, limit, cost);
                 let outcome = self.settle_part(place, &bill, None).await?;
                 let checked = outcome.checked().ok_or(StoreError::Unavailable)?;
                 Ok(Answer::Limited { checked, at: outcome.at() })
             }
-            command => self.executor.batches.run(place, command, self.latest).await,
+            // Boxed, so that the future of the usual decision has no room for it.
+            command => Box::pin(self.executor.batches.run(place, command, self.latest)).await,
         }
     }
 
@@ -148,7 +148,7 @@ impl Until<'_> {
         place: Partition,
         bill: &OwnedBill,
         hold: Option<&HoldTerms>,
-    ) -> Result<Outcome, PartitionError> {
+    ) -> Result<Box<Outcome>, PartitionError> {
         let Executor { batches, samples, .. } = self.executor;
         match settle::settle(batches, samples, place, (bill, hold), self.latest).await {
             Ok(Some(outcome)) => return Ok(outcome),
@@ -163,8 +163,8 @@ impl Until<'_> {
             Some(terms) => Command::Reserve { bill, terms: Box::new(terms.clone()) },
             None => Command::Settle(bill),
         };
-        let answer = batches.run(place, command, self.latest).await?;
-        Ok(*answer.settled().ok_or(StoreError::Unavailable)?)
+        let answer = Box::pin(batches.run(place, command, self.latest)).await?;
+        Ok(answer.settled().ok_or(StoreError::Unavailable)?)
     }
 }
 

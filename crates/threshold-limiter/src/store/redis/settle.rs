@@ -7,7 +7,7 @@ use std::time::Instant;
 use threshold_core::key::Partition;
 use threshold_core::receipt::HoldTerms;
 use threshold_core::{
-    Balance, Bill, BytesError, Outcome, OwnedBill, Reservation, Standing, Timestamp, settle as settle_in_core,
+    Balance, Bill, BytesError, Outcome, OwnedBill, Reservation, Standing, Timestamp, settle_into as settle_in_core,
 };
 
 use super::batch::{Batches, random_history};
@@ -28,18 +28,19 @@ static SETTLE: LazyLock<ServerScript> =
 const MAX_CALLS: usize = 3;
 
 /// Settles a bill, and holds what it charges. `None` if nothing was written and the bill has to be settled on copies: a standing
-/// changes, a limit was changed, or the denial is a strike.
+/// changes, a limit was changed, or the denial is a strike. The outcome is on the heap, because it passes several futures and tasks.
 pub(super) async fn settle(
     batches: &Arc<Batches>,
     samples: &Samples,
     place: Partition,
     (bill, hold): (&OwnedBill, Option<&HoldTerms>),
     latest: Latest,
-) -> Result<Option<Outcome>, PartitionError> {
+) -> Result<Option<Box<Outcome>>, PartitionError> {
     let bill = bill.as_bill();
     // Peeks, and limits whose shape or figures the script cannot compute exactly, are left to core.
     let Some(charges) = bill.to_script() else { return Ok(None) };
     let mut call = Call::new(&bill, &charges, place, hold, samples.takes_next());
+    let mut outcome = Box::<Outcome>::default();
     let mut has_swept = false;
     let unread = |unread: Unread| unread.count(batches.servers.errors(), &bill);
     for _ in 0..MAX_CALLS {
@@ -67,7 +68,7 @@ pub(super) async fn settle(
         let after = found.split_off(charges.len());
         if verdict == Verdict::Charged {
             // The standings are as expected. What follows the balances of a sample was written in their place.
-            let (mut outcome, balances) = settle_found(&bill, &found, &call.standings, now).map_err(unread)?;
+            let balances = settle_found(&bill, &found, &call.standings, now, &mut outcome).map_err(unread)?;
             samples.compare(&call.names, &balances, &outcome, &after);
             outcome.set_history(history);
             if hold.is_some() {
@@ -76,7 +77,7 @@ pub(super) async fn settle(
             return Ok(Some(outcome));
         }
         let known = std::mem::replace(&mut call.standings, after);
-        let (outcome, _) = settle_found(&bill, &found, &call.standings, now).map_err(unread)?;
+        settle_found(&bill, &found, &call.standings, now, &mut outcome).map_err(unread)?;
         match verdict {
             // A penalty, or a limit that is full: there is nothing to write.
             _ if !outcome.changed() && (hold.is_none() || bill.is_denied(&outcome)) => return Ok(Some(outcome)),
@@ -188,13 +189,14 @@ fn settle_found(
     balances: &[Option<Vec<u8>>],
     standings: &[Option<Vec<u8>>],
     now: Timestamp,
-) -> Result<(Outcome, Vec<Balance>), Unread> {
+    outcome: &mut Outcome,
+) -> Result<Vec<Balance>, Unread> {
     let charges = balances.len();
     let mut balances = parse(balances, Balance::from_script)?;
     let mut standings = parse(standings, Standing::from_bytes)
         .map_err(|unread| Unread { place: unread.place.saturating_add(charges), ..unread })?;
-    let outcome = settle_in_core(bill, &mut balances, &mut standings, now);
-    Ok((outcome, balances))
+    settle_in_core(bill, balances.as_mut_slice(), standings.as_mut_slice(), now, outcome);
+    Ok(balances)
 }
 
 fn parse<T: Default>(values: &[Option<Vec<u8>>], parse: fn(&[u8]) -> Result<T, BytesError>) -> Result<Vec<T>, Unread> {
