@@ -249,6 +249,18 @@ impl OwnedBill {
         }
     }
 
+    /// Returns the id of the decision.
+    #[must_use]
+    pub fn trace(&self) -> TraceId {
+        self.trace
+    }
+
+    /// Returns whether no record is needed to settle it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.charges.is_empty() && self.subjects.is_empty()
+    }
+
     /// Returns the borrowed form, which is settled.
     #[must_use]
     pub fn as_bill(&self) -> Bill<'_> {

@@ -27,7 +27,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for [`check`](Self::check).
     pub async fn check_async(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        Ok(self.decide_with_receipt(Verb::Check, facts).await?.0)
+        self.decide_only(Verb::Check, facts).await
     }
 
     /// Does what [`check_with_receipt`](Self::check_with_receipt) does, on any store.
@@ -53,7 +53,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for [`check`](Self::check).
     pub async fn peek_async(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        Ok(self.decide_with_receipt(Verb::Peek, facts).await?.0)
+        self.decide_only(Verb::Peek, facts).await
     }
 
     /// Does what [`record`](Self::record) does, on any store.
@@ -279,6 +279,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             }
         })
         .await
+    }
+
+    /// Decides without making a receipt.
+    async fn decide_only(&self, verb: Verb, facts: &Facts<'_>) -> Result<Decision, PlanError> {
+        let policy: Arc<Policy> = self.policy();
+        let (mut plan, mut outcome, mut decision) = (Plan::new(&policy, verb), Outcome::default(), Decision::default());
+        self.decide(&mut plan, facts, &mut outcome, &mut decision).await?;
+        Ok(decision)
     }
 
     async fn decide_with_receipt(

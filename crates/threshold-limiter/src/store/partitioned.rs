@@ -120,9 +120,8 @@ pub async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answe
 /// Settles a bill: every partition charges its part, or none does.
 pub async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Result<Box<Outcome>, StoreError> {
     // A bill without charges still needs the time of the store.
-    if bill.as_bill().partitions().is_empty() {
-        let partition = store.home(bill.as_bill().trace());
-        let answer = store.execute(partition, Command::Settle(bill)).await?;
+    if bill.is_empty() {
+        let answer = Box::pin(store.execute(store.home(bill.trace()), Command::Settle(bill))).await?;
         return answer.settled().ok_or(StoreError::Unavailable);
     }
     settle_parts(store, Split::new(*bill, |key| store.partition(key))).await
@@ -135,7 +134,7 @@ pub async fn reserve<P: Partitions>(
     bill: Box<OwnedBill>,
     terms: &HoldTerms,
 ) -> Result<Box<Outcome>, StoreError> {
-    let outcome = if bill.as_bill().partitions().is_empty() {
+    let outcome = if bill.is_empty() {
         settle(store, bill.clone()).await?
     } else {
         let split = Split::new((*bill).clone(), |key| store.partition(key)).holding(terms.clone());

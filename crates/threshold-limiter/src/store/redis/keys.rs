@@ -6,6 +6,9 @@ use threshold_core::{Digest, TraceId};
 /// The prefix of every key, so that a database can be shared with other programs.
 const PREFIX: &str = "th";
 
+/// The length of the name of a record.
+const LONGEST: usize = "th:{cdef}b:0123456789abcdef0011223344556677".len();
+
 /// The number of partitions that say in which partitions a reservation is held. It is found by an id that says nothing about that.
 const HOMES: u16 = 64;
 
@@ -64,8 +67,28 @@ impl RecordKey {
             RecordKind::Refund => 'r',
             RecordKind::Request => 'q',
         };
-        format!("{PREFIX}:{{{:04x}}}{kind}:{:032x}", self.partition.to_u16(), self.id)
+        let mut name = in_partition(self.partition);
+        name.push(kind);
+        name.push(':');
+        push_hex(&mut name, &self.id.to_be_bytes());
+        name
     }
+}
+
+/// Returns the beginning of a name in a partition, with room for the rest.
+fn in_partition(place: Partition) -> String {
+    let mut name = String::with_capacity(LONGEST);
+    name.push_str(PREFIX);
+    name.push_str(":{");
+    push_hex(&mut name, &place.to_u16().to_be_bytes());
+    name.push('}');
+    name
+}
+
+/// Appends bytes in hexadecimal. A decision needs several names, and `format!` takes longer for them than core does to settle it.
+fn push_hex(text: &mut String, bytes: &[u8]) {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    text.extend(digits.filter_map(|digit| char::from_digit(u32::from(digit), 16)));
 }
 
 /// Returns the partition of the whole of a reservation.
@@ -76,12 +99,12 @@ pub(super) fn home(id: TraceId) -> Partition {
 
 /// Returns the key of the head of a partition: its history, and when the next of its reservations expires.
 pub(super) fn head(place: Partition) -> String {
-    format!("{PREFIX}:{{{:04x}}}head", place.to_u16())
+    in_partition(place) + "head"
 }
 
 /// Returns the key of the index of the reservations in a partition that give back their charges when they expire.
 pub(super) fn expiring(place: Partition) -> String {
-    format!("{PREFIX}:{{{:04x}}}expiring", place.to_u16())
+    in_partition(place) + "expiring"
 }
 
 /// Returns the member of a reservation in its index.

@@ -171,17 +171,26 @@ impl Server {
             Call::Command(command) => return self.send_to_moving(command, is_asking).await,
             Call::Script { script, keys, args, latest } => (script, keys, args, latest),
         };
-        let mut run = Cmd::new();
-        run.arg("EVALSHA").arg(&script.hash).arg(keys.len()).arg(keys).arg(args).arg(self.latest(latest));
+        let run = self.evaluation("EVALSHA", &script.hash, (keys, args), latest);
         match self.send_to_moving(&run, is_asking).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {}
             answered => return answered,
         }
         // The first call was not executed, so this one does not repeat it. It takes the script with it and leaves it on the server:
         // a script that is only loaded may be flushed again before it is called.
-        let mut run = Cmd::new();
-        run.arg("EVAL").arg(script.text).arg(keys.len()).arg(keys).arg(args).arg(self.latest(latest));
+        let run = self.evaluation("EVAL", script.text, (keys, args), latest);
         self.send_to_moving(&run, is_asking).await
+    }
+
+    /// Returns the command that runs a script, in memory that has its size from the beginning.
+    fn evaluation(&self, verb: &str, script: &str, (keys, args): (&[String], &[Vec<u8>]), latest: Latest) -> Cmd {
+        let values = keys.iter().map(String::len).chain(args.iter().map(Vec::len)).fold(0, usize::saturating_add);
+        // The verb, the number of keys and the last argument are short.
+        let bytes = values.saturating_add(script.len()).saturating_add(32);
+        let count = keys.len().saturating_add(args.len()).saturating_add(4);
+        let mut run = Cmd::with_capacity(count, bytes);
+        run.arg(verb).arg(script).arg(keys.len()).arg(keys).arg(args).arg(self.latest(latest));
+        run
     }
 
     /// Returns the last argument of a script that is sent now. Without a known clock it has no end.
@@ -204,7 +213,8 @@ impl Server {
         both.cmd("ASKING").add_command(command.clone());
         let values =
             self.exchange(|mut connection| async move { connection.send_packed_commands(&both, 0, both.len()).await });
-        let mut values = values.await?.into_iter();
+        // Boxed, as other rare steps, so that the future of every call has no room for it.
+        let mut values = Box::pin(values).await?.into_iter();
         let _ = values.next();
         values.next().unwrap_or_default().extract_error()
     }

@@ -36,13 +36,10 @@ pub(super) async fn settle(
     (bill, hold): (&OwnedBill, Option<&HoldTerms>),
     latest: Latest,
 ) -> Result<Option<Box<Outcome>>, PartitionError> {
-    let bill = bill.as_bill();
     // Peeks, and limits whose shape or figures the script cannot compute exactly, are left to core.
-    let Some(charges) = bill.to_script() else { return Ok(None) };
-    let mut call = Call::new(&bill, &charges, place, hold, samples.takes_next());
+    let Some(mut call) = Call::new(&bill.as_bill(), place, hold, samples) else { return Ok(None) };
     let mut outcome = Box::<Outcome>::default();
     let mut has_swept = false;
-    let unread = |unread: Unread| unread.count(batches.servers.errors(), &bill);
     for _ in 0..MAX_CALLS {
         let Settled { verdict, is_due, now, history, mut found } = call.send(batches, latest).await?;
         if verdict == Verdict::TooLate {
@@ -57,7 +54,7 @@ pub(super) async fn settle(
                 sweep::later(batches, place);
             } else if !std::mem::replace(&mut has_swept, true) {
                 // What has expired may make room for this.
-                sweep::end(batches, place).await;
+                Box::pin(sweep::end(batches, place)).await;
                 continue;
             }
         }
@@ -65,7 +62,10 @@ pub(super) async fn settle(
         if found.len() != call.expected(verdict) {
             return Err(StoreError::Unavailable.into());
         }
-        let after = found.split_off(charges.len());
+        let after = found.split_off(call.charges);
+        // Borrowed again for each reply: it is large, and would be a part of the future while the server is asked.
+        let bill = bill.as_bill();
+        let unread = |unread: Unread| unread.count(batches.servers.errors(), &bill);
         if verdict == Verdict::Charged {
             // The standings are as expected. What follows the balances of a sample was written in their place.
             let balances = settle_found(&bill, &found, &call.standings, now, &mut outcome).map_err(unread)?;
@@ -107,7 +107,9 @@ struct Call {
 }
 
 impl Call {
-    fn new(bill: &Bill<'_>, charges: &[Vec<u8>], place: Partition, hold: Option<&HoldTerms>, is_sample: bool) -> Self {
+    /// `None` if the script cannot settle this bill.
+    fn new(bill: &Bill<'_>, place: Partition, hold: Option<&HoldTerms>, samples: &Samples) -> Option<Self> {
+        let charges = bill.to_script()?;
         let mut names: Vec<String> = records_of(bill).map(|key| key.name()).collect();
         let records = names.len();
         names.push(keys::head(place));
@@ -115,16 +117,16 @@ impl Call {
             names.push(RecordKey::of_id(RecordKind::Reservation, place, bill.trace()).name());
             names.push(keys::expiring(place));
         }
-        Self {
+        Some(Self {
             names,
             charges: charges.len(),
             records,
             figures: charges.concat(),
-            is_sample,
+            is_sample: samples.takes_next(),
             has_head: true,
             hold: hold.map_or_else(Vec::new, |terms| Reservation::hold_to_script(bill, terms)),
             standings: vec![None; bill.subjects().len()],
-        }
+        })
     }
 
     /// Returns how many values the reply with this verdict has.
