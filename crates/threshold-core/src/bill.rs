@@ -211,6 +211,8 @@ pub struct OwnedBill {
     pub(crate) punishes: bool,
 }
 
+const _: () = assert!(size_of::<OwnedBill>() <= 128, "an owned bill is moved from task to task");
+
 /// A charge that carries its limit by value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OwnedCharge {

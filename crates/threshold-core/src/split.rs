@@ -205,6 +205,7 @@ impl Split {
     }
 
     /// Returns the outcome of the whole bill, and the commands that give back what was charged before a partition denied.
+    #[must_use]
     pub fn join(self) -> (Box<Outcome>, Vec<(Partition, Command)>) {
         // A record is never denied. What it was charged stays charged.
         let denied = self.bill.verb != Verb::Record && self.denied();
