@@ -94,7 +94,8 @@ fn four_layers() -> String {
 fn grove() -> String {
     let mut name = "";
     let mut writes = 0;
-    let lines = GROVE.lines().map(|line| {
+    // A place in an object names the tenant of a user, and Redis uses none.
+    let lines = GROVE.lines().filter(|line| !line.starts_with("place")).map(|line| {
         let value =
             |key: &str| line.strip_prefix(key).map(|rest| rest.trim_start_matches([' ', '=']).trim_matches('"'));
         name = value("name").unwrap_or(name);
