@@ -162,6 +162,7 @@ fn without_the_store_each_rule_decides() {
     let mut redis = Redis::start();
     let url = redis.url();
     let mut envoy = Envoy::start_with(&policy, &["--store", &url], &[("THRESHOLD_SECRET", SECRET)]);
+    envoy.server.wait_for_share();
     redis.child.kill().unwrap();
     redis.child.wait().unwrap();
     envoy.server.wait_for_log("store unavailable");

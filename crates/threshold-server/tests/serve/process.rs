@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::client::Client;
 
@@ -209,6 +209,17 @@ impl Server {
                 Ok(_) => {}
                 Err(error) => panic!("no line with \"{text}\": {error}"),
             }
+        }
+    }
+
+    /// Waits until this node has a share of the limits, by which it decides while the store is away. On an empty store that takes ten
+    /// seconds.
+    pub(crate) fn wait_for_share(&self) {
+        let begun = Instant::now();
+        while self.connect().send("GET", "/metrics", &[], "").unwrap().body.contains("\nthreshold_store_share_nodes 0")
+        {
+            assert!(begun.elapsed() < PATIENCE, "the node has no share");
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 

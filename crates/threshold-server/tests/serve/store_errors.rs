@@ -59,6 +59,8 @@ fn shows(node: &Server, kind: &str, text: &str) {
 fn each_error_of_the_store_shows_by_its_name() {
     let (mut redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
     let node = redis.node(&policy);
+    // Requests are answered with 200 as long as they are counted, here or in the store.
+    node.wait_for_share();
     let metrics = body(&node, "/metrics");
     for kind in ["wrong_type", "unreadable_record", "out_of_memory", "read_only", "no_permission", "connection"] {
         assert!(metrics.contains(&format!("threshold_store_call_errors_total{{kind=\"{kind}\"}} 0")), "{metrics}");
@@ -97,6 +99,7 @@ fn each_error_of_the_store_shows_by_its_name() {
 fn an_error_that_is_over_is_not_shown_as_present() {
     let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
     let node = redis.node_with(&policy, &["--store-deadline", "10000"]);
+    node.wait_for_share();
     check(&node, "ada");
     let key = &*balance(&redis);
     redis.cli(&["DEL", key]);

@@ -478,8 +478,8 @@ fn an_outage_is_told_with_the_rule_that_denies_in_it() {
     let server = Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server();
     let client = &mut server.connect();
     let strict = json!({"user": "u1", "path": "/strict"});
-    // So that the node has its share, which it has when it has been counted.
     assert_eq!(check(client, &strict)["allowed"], true);
+    server.wait_for_share();
     redis.kill();
     let begun = Instant::now();
     let trace = loop {
