@@ -77,13 +77,6 @@ const differences = {
       "of two penalties the ban is the verdict, and retryAfter the end of both",
       "strike = ignored: what counts is the Retry-After that was sent, also where another limit or a block made it longer",
     ],
-    // The Worker serves no reservations: the object of a reservation cannot give back to the objects of its limits.
-    "conformance/reserve.json": [
-      "a release on expiry happens when it is due, not when somebody asks",
-      "releases on expiry happen in the order in which they are due",
-      "releases on expiry happen in the order in which they are due, also where they were made in it",
-      "by choice it expires released",
-    ],
   },
 };
 

@@ -63,7 +63,7 @@ impl Database {
     pub(super) fn delete_silent(&self, now: Timestamp) -> Result<Option<Timestamp>, RowError> {
         // A reservation is ended before it is deleted, so only those that could not be read are left here.
         let reservations = i64::from(Kind::Reservation as u8);
-        self.run("DELETE FROM records WHERE until <= ? AND kind <> ?", vec![millis(now), reservations.into()])?;
+        self.run("DELETE FROM records WHERE until <= ? AND kind <> ?", vec![passed(now), reservations.into()])?;
         let cursor = self.sql.exec("SELECT MAX(until) FROM records", None).map_err(failed)?;
         let latest = cursor.raw().next().transpose().map_err(failed)?;
         Ok(latest.and_then(|row| time(row.first())))
@@ -91,7 +91,7 @@ impl Rows for Database {
 
     fn first_expired(&self, now: Timestamp, except: &[u128]) -> Result<Option<(u128, Vec<u8>)>, RowError> {
         let query = "SELECT id, value FROM records WHERE kind = ? AND until <= ? ORDER BY until, id";
-        let values = vec![i64::from(Kind::Reservation as u8).into(), millis(now)];
+        let values = vec![i64::from(Kind::Reservation as u8).into(), passed(now)];
         let cursor = self.sql.exec(query, values).map_err(failed)?;
         for row in cursor.raw() {
             let mut columns = row.map_err(failed)?.into_iter();
@@ -143,6 +143,12 @@ fn id_of(key: RowKey) -> SqlStorageValue {
 /// Returns a time in milliseconds, rounded up. Numbers cross into SQL as doubles, which hold 53 bits.
 fn millis(at: Timestamp) -> SqlStorageValue {
     let millis = at.micros().div_ceil(1_000).min(LAST);
+    i64::try_from(millis).unwrap_or(i64::MAX).into()
+}
+
+/// Returns the present time in milliseconds, rounded down: nothing is over before its time.
+fn passed(now: Timestamp) -> SqlStorageValue {
+    let millis = (now.micros() / 1_000).min(LAST);
     i64::try_from(millis).unwrap_or(i64::MAX).into()
 }
 
