@@ -140,10 +140,9 @@ impl Batches {
         while let Some(jobs) = self.take(queue) {
             let taken: Vec<usize> = jobs.iter().map(|job| job.server).collect();
             let jobs: Vec<Job> = jobs.into_iter().filter_map(still_wanted).collect();
-            let latest = jobs.iter().map(|job| job.latest).reduce(later).unwrap_or(Latest::Never);
-            let (commands, callers): (Vec<Command>, Vec<_>) =
-                jobs.into_iter().map(|job| (job.command, job.answer)).unzip();
-            let answers = self.run_all(queue.place, &commands, latest).await;
+            let (commands, callers): (Vec<(Command, Latest)>, Vec<_>) =
+                jobs.into_iter().map(|job| ((job.command, job.latest), job.answer)).unzip();
+            let answers = self.run_all(queue.place, &commands).await;
             for (answer, caller) in answers.into_iter().zip(callers) {
                 // A caller that did not wait gets no answer. Its command was carried out.
                 let _ = caller.send(answer);
@@ -174,8 +173,7 @@ impl Batches {
     async fn run_all(
         self: &Arc<Self>,
         place: Partition,
-        commands: &[Command],
-        latest: Latest,
+        commands: &[(Command, Latest)],
     ) -> Vec<Result<Answer, PartitionError>> {
         let mut answers: Vec<Option<Result<Answer, PartitionError>>> = commands.iter().map(|_| None).collect();
         loop {
@@ -184,19 +182,22 @@ impl Batches {
             if left.is_empty() {
                 return answers.into_iter().flatten().collect();
             }
-            let some: Vec<&Command> = left.iter().filter_map(|at| commands.get(*at)).collect();
-            let answered = match self.run_batch(place, &some, latest).await {
+            let some: Vec<&(Command, Latest)> = left.iter().filter_map(|at| commands.get(*at)).collect();
+            // None of them may be executed after its time, and beyond the first one's the others are executed alone.
+            let latest = some.iter().map(|(_, latest)| *latest).reduce(earlier).unwrap_or(Latest::Never);
+            let together: Vec<&Command> = some.iter().map(|(command, _)| command).collect();
+            let answered = match self.run_batch(place, &together, latest).await {
                 Ok(answered) => answered,
                 // It was not executed. One command that cannot be must not fail its neighbours.
                 Err(PartitionError::Moving | PartitionError::Store(StoreError::Unavailable)) if some.len() > 1 => {
                     let mut each = Vec::with_capacity(some.len());
-                    for command in some {
-                        each.push(Some(self.run_alone(place, command, latest).await));
+                    for (command, latest) in some {
+                        each.push(Some(self.run_alone(place, command, *latest).await));
                     }
                     each
                 }
                 Err(PartitionError::Moving) => match some.first() {
-                    Some(command) => vec![Some(self.run_alone(place, command, latest).await)],
+                    Some((command, latest)) => vec![Some(self.run_alone(place, command, *latest).await)],
                     None => Vec::new(),
                 },
                 Err(error) => some.iter().map(|_| Some(Err(error))).collect(),
@@ -296,11 +297,11 @@ fn set_history(answer: &mut Result<Answer, StoreError>, history: History) {
     }
 }
 
-/// Returns the later of two moments.
-fn later(one: Latest, other: Latest) -> Latest {
+/// Returns the earlier of two moments.
+fn earlier(one: Latest, other: Latest) -> Latest {
     match (one, other) {
-        (Latest::At(one), Latest::At(other)) => Latest::At(one.max(other)),
-        _ => Latest::Never,
+        (Latest::At(one), Latest::At(other)) => Latest::At(one.min(other)),
+        (at @ Latest::At(_), _) | (_, at) => at,
     }
 }
 
@@ -679,5 +680,21 @@ fn index_change(key: RecordKey, before: Option<&[u8]>, change: &Change) -> Optio
         // Also of one whose end was written: it must not be ended again.
         (Some(old), None) => Some(args("remove".to_owned(), old.id(), 0)),
         (None, None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A result of a login may be counted at any time. The attempts that shared its batch were counted too late with it.
+    #[test]
+    fn a_batch_ends_with_the_first_of_its_commands() {
+        let (first, second) = (Instant::now(), Instant::now() + Duration::from_secs(1));
+        let at = |latest| if let Latest::At(at) = latest { Some(at) } else { None };
+        assert_eq!(at(earlier(Latest::At(second), Latest::At(first))), Some(first));
+        assert_eq!(at(earlier(Latest::Never, Latest::At(second))), Some(second));
+        assert_eq!(at(earlier(Latest::At(second), Latest::Never)), Some(second));
+        assert_eq!(at(earlier(Latest::Never, Latest::Never)), None);
     }
 }

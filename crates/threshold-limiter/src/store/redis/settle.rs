@@ -71,9 +71,7 @@ pub(super) async fn settle(
             let balances = settle_found(&bill, &found, &call.standings, now, &mut outcome).map_err(unread)?;
             samples.compare(&call.names, &balances, &outcome, &after);
             outcome.set_history(history);
-            if hold.is_some() {
-                sweep::expects(batches, place, hold);
-            }
+            sweep::expects(batches, place, hold);
             return Ok(Some(outcome));
         }
         let known = std::mem::replace(&mut call.standings, after);
