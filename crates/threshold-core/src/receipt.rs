@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::balance::Balance;
 use crate::bill::Bill;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
-use crate::key::{Digest, DigestKey, Domain, Part, Partition, TraceId};
+use crate::key::{Digest, DigestKey, Domain, Part, TraceId};
 use crate::limit::{Limit, Mark, State};
 use crate::plan::{MAX_CHARGES, Met, Plan};
 use crate::policy::CostOf;
@@ -23,7 +23,7 @@ pub use history::History;
 pub use hold::HoldTerms;
 pub use pending::Pending;
 pub use reservation::{Adjustment, CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
-pub use script::{block_to_script, credit_to_script};
+pub use script::{block_to_script, charge_to_script, credit_to_script};
 
 /// A record of what one request was charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,14 +255,6 @@ impl Receipt {
     #[must_use]
     pub fn id(&self) -> TraceId {
         self.id
-    }
-
-    /// Returns the partition that records the refund or the reservation: that of the first charge or, if nothing was
-    /// charged, one derived from the id.
-    #[must_use]
-    pub fn home(&self) -> Partition {
-        let first = self.charged.first().map(|charged| charged.key);
-        first.unwrap_or(Digest::from_u128(self.id.to_u128())).partition()
     }
 
     /// Returns when the request was charged.

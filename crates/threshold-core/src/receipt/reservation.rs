@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use super::{Charges, History, OwnedCost, Receipt};
 use crate::balance::Balance;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
-use crate::key::{Digest, Partition, TraceId};
+use crate::key::{Digest, TraceId};
 use crate::limit::Limit;
 use crate::plan::MAX_CHARGES;
 use crate::time::{Span, Timestamp};
@@ -85,12 +85,6 @@ impl Adjustment {
         Self { less: receipt.clone(), ..Self::none(receipt) }
     }
 
-    /// Returns whether it changes no balance.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.less.charged.is_empty() && self.more.charged.is_empty()
-    }
-
     /// Leaves out what is given back to another history than that which its partition has now: the store has lost that charge.
     #[must_use]
     pub fn in_history(&self, present: impl Fn(Digest) -> History) -> Self {
@@ -149,12 +143,6 @@ impl Reservation {
     #[must_use]
     pub fn id(&self) -> TraceId {
         self.receipt.id
-    }
-
-    /// Returns the partition of its record; see [`Receipt::home`].
-    #[must_use]
-    pub fn home(&self) -> Partition {
-        self.receipt.home()
     }
 
     /// Returns when it expires.

@@ -49,9 +49,15 @@ impl Receipt {
     pub(super) fn debits_to_script(&self) -> impl Iterator<Item = Option<(Digest, Vec<u8>)>> {
         self.charged.iter().map(|charged| {
             let shape = charged.limit.charge_shape(charged.mark.amount, self.id)?.write(RECORDED)?;
-            Some((charged.key, [&[CHARGE], shape.as_slice()].concat()))
+            Some((charged.key, charge_to_script(&shape)))
         })
     }
+}
+
+/// Returns the change by which a script makes a charge that [`Bill::to_script`] has returned.
+#[must_use]
+pub fn charge_to_script(charge: &[u8]) -> Vec<u8> {
+    [&[CHARGE], charge].concat()
 }
 
 /// Returns the change by which a script gives back an amount that nobody can show to have been charged.

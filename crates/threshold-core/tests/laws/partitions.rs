@@ -9,14 +9,10 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use threshold_core::address::AddressGroup;
 use threshold_core::bill::Charge;
-use threshold_core::codec::Format;
 use threshold_core::key::TextKeys;
 use threshold_core::lockout::{StandInKeys, account_digest, address_digest};
-use threshold_core::plan::{Subject, Verb};
-use threshold_core::receipt::OnExpire;
-use threshold_core::{
-    Digest, DigestKey, Facts, Ledger, Partition, Policy, Receipt, Reservation, Span, Timestamp, TraceId,
-};
+use threshold_core::plan::Subject;
+use threshold_core::{Digest, DigestKey, Facts, Partition, Policy};
 
 use crate::world::parsed;
 
@@ -373,25 +369,4 @@ fn a_partition_reveals_nothing_else_about_a_key() {
         |key: &Digest, shift: u32| (key.to_u128() >> shift & 15) << 4 | u128::from(key.partition().to_u16() >> 12);
     assert_even("shard and partition", of_many.iter().map(|key| pair(key, 124)));
     assert_even("slot and partition", of_many.iter().map(|key| pair(key, 60)));
-}
-
-/// The home partition of a receipt and of its reservation is that of the first charge, also after a round trip as bytes.
-///
-/// Seen to fail after: the last charge in `Receipt::home`.
-#[test]
-fn the_home_of_a_receipt_is_the_partition_of_its_first_charge() {
-    let policy = parsed(
-        "[[rule]]\nname = \"address\"\nper = [\"ip\"]\nlimit = \"5/min\"\n
-        [[rule]]\nname = \"user\"\nper = [\"user\"]\nlimit = \"5/min\"\n",
-    );
-    let trace = TraceId::from_u128(7);
-    let facts = Facts { ip: Some([203, 0, 113, 7].into()), user: Some("u"), trace, ..Facts::default() };
-    let checked = Ledger::default().decide(&policy, Verb::Check, &facts, Timestamp::from_secs(9)).unwrap();
-    let keys: Vec<Digest> = policy.plan(&facts).unwrap().charges().iter().map(Charge::key).collect();
-    let receipt = checked.receipt.unwrap();
-    assert_ne!(keys[0].partition(), keys[1].partition());
-    assert_eq!(receipt.home(), keys[0].partition());
-    assert_eq!(Receipt::from_bytes(&receipt.to_bytes(Format::PRESENT)).unwrap().home(), receipt.home());
-    let reservation = Reservation::new(receipt, Span::MINUTE, OnExpire::Release);
-    assert_eq!(reservation.home(), keys[0].partition());
 }

@@ -14,7 +14,7 @@ use rand::RngExt as _;
 use threshold_core::command::{Answer, Command, execute};
 use threshold_core::key::Partition;
 use threshold_core::limit::Algorithm;
-use threshold_core::receipt::History;
+use threshold_core::receipt::{History, charge_to_script};
 use threshold_core::{Digest, Outcome, OwnedBill, Reservation, Timestamp, TraceId};
 use tokio::sync::oneshot;
 
@@ -456,16 +456,8 @@ fn additions(command: &Command, copies: &Copies) -> Vec<(usize, RecordKey, Vec<u
         let is_log = matches!(charge.limit().algorithm(), Some(Algorithm::SlidingLog | Algorithm::Concurrency) | None);
         !is_log && !copies.is_changed(RecordKey::balance(charge.key()))
     });
-    added.map(|(index, (charge, bytes))| (index, RecordKey::balance(charge.key()), adding(&bytes))).collect()
+    added.map(|(index, (charge, bytes))| (index, RecordKey::balance(charge.key()), charge_to_script(&bytes))).collect()
 }
-
-/// Returns the change of a balance that makes a charge.
-fn adding(charge: &[u8]) -> Vec<u8> {
-    [&[CHARGE], charge].concat()
-}
-
-/// The first byte of a change of `adjust.lua` that makes a charge.
-const CHARGE: u8 = 2;
 
 fn is_plain(outcome: &Outcome, index: usize) -> bool {
     outcome.balance_changed(index) && outcome.fits(index)
