@@ -118,5 +118,8 @@ async fn a_hot_tenant_starves_no_command_beside_it() {
         write!(text, " {verb} {failed} of {sent} ({:.1} %)", Shares::share(*sent, *failed)).unwrap();
     }
     println!("{text}");
-    assert!(shares.0.values().all(|(sent, failed)| *sent > 50 && Shares::share(*sent, *failed) < MOST_FAILED), "{text}");
+    assert!(
+        shares.0.values().all(|(sent, failed)| *sent > 50 && Shares::share(*sent, *failed) < MOST_FAILED),
+        "{text}"
+    );
 }
