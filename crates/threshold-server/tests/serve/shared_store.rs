@@ -29,6 +29,24 @@ fn two_servers_share_a_limit() {
     assert_eq!(check(&other, "bob")["allowed"], true);
 }
 
+/// A server that nobody asked anything called Redis 175 times a second, to look for reservations that had expired.
+#[test]
+fn an_idle_server_calls_its_store_at_most_ten_times_a_second() {
+    let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
+    let _node = redis.node(&policy);
+    // A busy machine has fewer calls in the same time, and never more.
+    assert_eq!(redis.cli(&["CONFIG", "RESETSTAT"]), "OK\n");
+    let begun = Instant::now();
+    std::thread::sleep(Duration::from_secs(3));
+    let stats = redis.cli(&["INFO", "commandstats"]);
+    let elapsed = begun.elapsed();
+    let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
+    let calls = scripts.filter_map(|line| line.split("calls=").nth(1)?.split(',').next()?.parse::<f64>().ok());
+    let calls: f64 = calls.sum();
+    assert!(calls > 0.0, "{stats}");
+    assert!(calls / elapsed.as_secs_f64() <= 10.0, "{calls} in {elapsed:?}: {stats}");
+}
+
 /// An operator bans an address on one node, and it is banned on the other within a second.
 #[test]
 fn a_ban_on_one_server_holds_on_the_other() {
