@@ -308,7 +308,7 @@ fn sum(text: &str, metric: &str) -> u64 {
 fn the_sums_of_two_nodes_on_redis_agree_with_what_was_sent() {
     let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
     // On a slow machine no call may be late, or it is decided without the store.
-    let nodes = [(); 2].map(|()| redis.node_with(&policy, &["--store-deadline", "10000"]));
+    let nodes = [(); 2].map(|()| redis.node(&policy));
     let prometheus = Prometheus::start(&[&nodes[0], &nodes[1]], &shortened_alerts());
     let mut admitted = 0;
     // Each of 50 users sends five requests, in turn to one node and the other. Three of them fit.

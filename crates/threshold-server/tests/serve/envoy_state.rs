@@ -192,7 +192,7 @@ fn a_store_that_does_not_answer_keeps_no_envoy_waiting() {
     let policy = "[[rule]]\nname = 'address'\nper = ['ip']\nlimit = '9/day'\non_store_error = 'closed'\n";
     let redis = Redis::start();
     let (url, process) = (redis.url(), redis.child.id().to_string());
-    let args = ["--store", &url, "--store-deadline", "10000"];
+    let args = ["--store", &url];
     let mut envoy = Envoy::start_with(policy, &args, &[("THRESHOLD_SECRET", SECRET)]);
     let mut waiting = envoy.server.connect();
     let body = r#"{"ip": "192.0.2.1"}"#;

@@ -46,14 +46,9 @@ impl Redis {
 
     /// Starts a server on this Redis.
     pub(crate) fn node(&self, policy: &Scratch) -> Server {
-        self.node_with(policy, &[])
-    }
-
-    /// Starts a server on this Redis with further arguments.
-    pub(crate) fn node_with(&self, policy: &Scratch, args: &[&str]) -> Server {
         let (url, policy) = (self.url(), Some(policy.path()));
         let variables = [("THRESHOLD_SECRET", SECRET)];
-        let args = [&["--store", url.as_str()], args].concat();
+        let args = ["--store", url.as_str()];
         Start { args: &args, variables: &variables, policy, ..Start::default() }.server()
     }
 }

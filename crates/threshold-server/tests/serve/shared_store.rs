@@ -105,7 +105,7 @@ fn a_store_over_tls_is_trusted_by_its_authority() {
         std::thread::yield_now();
     }
     let (url, policy) = (format!("rediss://localhost:{port}"), Some(policy.path()));
-    let args = ["--store", &url, "--store-ca", &cert, "--store-deadline", "10000"];
+    let args = ["--store", &url, "--store-ca", &cert];
     let one = Start { args: &args, variables: &[("THRESHOLD_SECRET", SECRET)], policy, ..Start::default() }.server();
     let variables = [
         ("THRESHOLD_SECRET", SECRET),
@@ -225,7 +225,7 @@ fn ladders_in_different_partitions_are_logged_on_a_cluster() {
     let cluster = Cluster::start();
     let variables = [("THRESHOLD_SECRET", SECRET)];
     let start = |url: &str| {
-        let args = ["--store", url, "--store-deadline", "10000"];
+        let args = ["--store", url];
         Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server()
     };
     let line = start(&cluster.url()).wait_for_log("ladders in different partitions");
@@ -312,7 +312,7 @@ fn a_server_that_stops_gives_back_what_another_partition_has_denied() {
     let policy = Scratch::file("policy.toml", &format!("[ladders.own]\nrungs = ['deny']\n{policy}"));
     let cluster = Cluster::start();
     let url = cluster.url();
-    let args = ["--store", &url, "--store-deadline", "10000"];
+    let args = ["--store", &url];
     let variables = [("THRESHOLD_SECRET", SECRET)];
     let start = Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() };
     let node = start.server();
@@ -458,8 +458,7 @@ fn eight_servers_admit_exactly_the_limits(url: &str) {
         )
     };
     let policy = Scratch::file("policy.toml", &ALGORITHMS.iter().map(rule).collect::<String>());
-    // A busy machine must not miss the deadline: this is about counts.
-    let args = ["--store", url, "--store-deadline", "10000"];
+    let args = ["--store", url];
     let (variables, policy) = ([("THRESHOLD_SECRET", SECRET)], Some(policy.path()));
     let start = Start { args: &args, variables: &variables, policy, ..Start::default() };
     let servers: Vec<Server> = (0..8).map(|_| start.server()).collect();

@@ -98,7 +98,7 @@ fn each_error_of_the_store_shows_by_its_name() {
 #[test]
 fn an_error_that_is_over_is_not_shown_as_present() {
     let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
-    let node = redis.node_with(&policy, &["--store-deadline", "10000"]);
+    let node = redis.node(&policy);
     node.wait_for_share();
     check(&node, "ada");
     let key = &*balance(&redis);
