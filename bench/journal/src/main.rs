@@ -45,7 +45,7 @@ impl World {
         restore(&journal, &kept, (&store, &bans), (&policy, &secret.clone().into()), threshold_limiter::Clock::now(&clock));
         let store = store.with_change_sink(Arc::<Journal>::clone(&journal));
         let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
-        Ok(Self { limiter: Limiter::builder(policy).store(store).clock(clock).digest_key(key).secrets(secret).bans(bans).build(), journal })
+        Ok(Self { limiter: Limiter::builder(policy).store(store).clock(clock).digest_key(key).secrets(secret).bans(bans).build()?, journal })
     }
 }
 

@@ -18,10 +18,9 @@ pub async fn bytes_per_record(records: usize) -> Result<Vec<(&'static str, f64)>
         // A server of its own for each, because the tables of keys grow by doubling.
         let servers = Servers::single().await?;
         let text = format!("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1000/day'\nalgorithm = '{algorithm}'\n");
-        let key = threshold_core::KeyId::from_u32(1);
-        let options = RedisOptions::new(servers.url().parse()?, key).deadline(Duration::from_secs(5));
+        let options = RedisOptions::new(servers.url().parse()?, crate::nodes::secret()?).deadline(Duration::from_secs(5));
         let store = RedisStore::open(options).await?;
-        let limiter = Limiter::builder(Policy::parse(&text, &|_| None)?).store(store).build();
+        let limiter = Limiter::builder(Policy::parse(&text, &|_| None)?).store(store).build()?;
         let before = servers.work().await?.memory;
         let users: Vec<String> = (0..records).map(|user| format!("user-{user}")).collect();
         for users in users.chunks(64) {

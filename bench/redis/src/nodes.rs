@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
-use threshold_limiter::{Facts, Limiter, Policy};
+use threshold_limiter::{Facts, Limiter, Policy, Secret};
 
 use crate::contenders::{Contender, Deciding, Verdict};
 use crate::requests::Request;
@@ -135,12 +135,17 @@ impl Contender for Node {
     }
 }
 
+/// Returns the secret of all nodes.
+pub fn secret() -> Result<Secret> {
+    Secret::new(&[7; 32]).context("32 bytes are a secret")
+}
+
 /// Opens a store, and a limiter on it.
 pub async fn node(servers: &Servers, layers: Layers) -> Result<Arc<dyn Contender>> {
-    let key = threshold_core::KeyId::from_u32(1);
-    let store = RedisStore::open(RedisOptions::new(servers.url().parse()?, key).deadline(DEADLINE)).await?;
+    let options = RedisOptions::new(servers.url().parse()?, secret()?).deadline(DEADLINE);
+    let store = RedisStore::open(options).await?;
     // A key of its own for each policy, so that no two contenders share records.
     let digest_key = threshold_core::DigestKey::new([layers as u8; 16]);
-    let limiter = Limiter::builder(layers.policy()?).store(store).digest_key(digest_key).build();
+    let limiter = Limiter::builder(layers.policy()?).store(store).digest_key(digest_key).build()?;
     Ok(Arc::new(Node { limiter, layers }))
 }

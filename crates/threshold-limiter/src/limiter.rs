@@ -52,7 +52,7 @@ use crate::sync::Mutex;
 
 #[cfg(feature = "memory")]
 pub use builder::InMemory;
-pub use builder::LimiterBuilder;
+pub use builder::{LimiterBuilder, OtherSecrets};
 pub use control::UnfitSetting;
 pub use jointly::{CreditError, JointDecision, JointError, JointRequest};
 #[cfg(feature = "sqlite")]

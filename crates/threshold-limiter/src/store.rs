@@ -27,7 +27,7 @@ use threshold_core::lockout::{Account, UnknownAttempt};
 pub use threshold_core::policy::Placed;
 use threshold_core::receipt::CommitError;
 pub use threshold_core::receipt::HoldTerms;
-pub use threshold_core::{Digest, Outcome, OwnedBill, Plan, Timestamp};
+pub use threshold_core::{Digest, Outcome, OwnedBill, Plan, Secrets, Timestamp};
 
 #[cfg(feature = "memory")]
 pub use any::AnyStore;
@@ -116,6 +116,12 @@ pub trait Store: Send + Sync {
     /// Returns the present time of the store's own clock; `None` if the store uses the times that it is given. A store across a
     /// network estimates it from its last answer, without asking again.
     fn now(&self) -> Option<Timestamp> {
+        None
+    }
+
+    /// Returns the secrets that the store was opened with, under which the records that several nodes share are kept. A limiter on
+    /// the store has the same; [`LimiterBuilder::build`](crate::LimiterBuilder::build) fails if it was given others.
+    fn secrets(&self) -> Option<&Secrets> {
         None
     }
 

@@ -89,7 +89,8 @@ impl World {
             .clock(Arc::clone(&clock))
             .digest_key(DigestKey::new([7; 16]))
             .secrets(secret)
-            .build();
+            .build()
+            .unwrap();
         Self { limiter, clock, fails, loses_reserve }
     }
 

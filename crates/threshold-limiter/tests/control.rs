@@ -77,6 +77,7 @@ fn node(store: &Shared, clock: &Arc<ManualClock>) -> Node {
         .digest_key(KEY)
         .secrets(Secret::new(&[7; 32]).unwrap())
         .build()
+        .unwrap()
 }
 
 fn two_nodes() -> (Shared, Arc<ManualClock>, Node, Node) {

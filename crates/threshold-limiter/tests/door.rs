@@ -124,7 +124,8 @@ impl<S: Store + 'static> TowerDoor<S> {
                 .clock(clock)
                 .digest_key(DigestKey::new([7; 16]))
                 .secrets(secret)
-                .build(),
+                .build()
+                .unwrap(),
         );
         let layer = ThresholdLayer::new(Arc::clone(&limiter)).unwrap().peer(peer).identify(identified);
         let app = Router::new().fallback(any(|| async { Body::new(Endless) })).layer(layer);

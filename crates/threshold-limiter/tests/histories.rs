@@ -223,8 +223,13 @@ fn play_all(policy: &Policy, steps: &[Step], length: u32) -> u64 {
     let clock = Arc::new(ManualClock::new(START));
     let store = MemoryStore::new(Memory { max_keys: 8, when_full: WhenFull::Deny });
     let secret = Secret::new(&[7; 32]).unwrap();
-    let limiter =
-        Limiter::builder(policy.clone()).store(store).clock(Arc::clone(&clock)).digest_key(KEY).secrets(secret).build();
+    let limiter = Limiter::builder(policy.clone())
+        .store(store)
+        .clock(Arc::clone(&clock))
+        .digest_key(KEY)
+        .secrets(secret)
+        .build()
+        .unwrap();
     let mut played = 0;
     for number in 0..steps.len().pow(length) {
         let history = (0..length).map(|place| steps[number / steps.len().pow(place) % steps.len()]);

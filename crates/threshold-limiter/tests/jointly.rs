@@ -66,7 +66,8 @@ impl<S: Store> Node<S> {
         let told = Arc::<Told>::default();
         let policy = Policy::parse(POLICY, &|_| None).unwrap();
         let builder = Limiter::builder(policy).store(store).clock(Arc::<ManualClock>::default());
-        let limiter = builder.secrets(Secret::new(&[7; 32]).unwrap()).observer(Arc::<Told>::clone(&told)).build();
+        let limiter =
+            builder.secrets(Secret::new(&[7; 32]).unwrap()).observer(Arc::<Told>::clone(&told)).build().unwrap();
         Self { limiter, told }
     }
 

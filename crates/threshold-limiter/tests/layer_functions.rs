@@ -98,7 +98,7 @@ async fn a_denial_has_the_response_of_the_application_and_the_fields_of_the_laye
 async fn a_store_that_answers_later_changes_nothing_in_the_response() {
     let policy: Policy = "[[rule]]\nname = 'slow'\nper = ['ip']\nlimit = '1/min'".parse().unwrap();
     let secret = Secret::new(&[9; 32]).unwrap();
-    let limiter = Limiter::builder(policy).store(KeyValueStore::default()).secrets(secret).build();
+    let limiter = Limiter::builder(policy).store(KeyValueStore::default()).secrets(secret).build().unwrap();
     let app = app(ThresholdLayer::new(Arc::new(limiter)).unwrap().on_refused(page));
     assert_eq!(text(ask(&app, "/", None).await).await, "hello");
     assert_eq!(text(ask(&app, "/", None).await).await, "/ slow 429 Too Many Requests");

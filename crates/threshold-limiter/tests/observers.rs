@@ -179,7 +179,7 @@ async fn a_store_that_fails_is_heard() {
     let ear = Arc::new(Ear::default());
     let policy = Policy::parse(POLICY, &|_| None).unwrap();
     let builder = LimiterBuilder::new(policy, Dead, CountingClock::default());
-    let limiter = builder.observer(Arc::clone(&ear) as _).build();
+    let limiter = builder.observer(Arc::clone(&ear) as _).build().unwrap();
     let _ = limiter.check_async(&user("a")).await.unwrap();
     limiter.check_limit("a", &"1/h".parse().unwrap(), 1).await.unwrap_err();
     limiter.release_async(TraceId::from_u128(7)).await.unwrap_err();
@@ -195,7 +195,7 @@ async fn a_login_that_is_decided_without_the_store_is_heard_as_degraded() {
     let ear = Arc::new(Ear::default());
     let policy = Policy::parse("[login]\non_store_error = 'open'", &|_| None).unwrap();
     let builder = LimiterBuilder::new(policy, Dead, CountingClock::default());
-    let limiter = builder.observer(Arc::clone(&ear) as _).build();
+    let limiter = builder.observer(Arc::clone(&ear) as _).build().unwrap();
     let request = LoginRequest { account: Some("ada"), ..LoginRequest::default() };
     let _ = limiter.login_attempt_async(&request).await.unwrap();
     assert_eq!(ear.heard(), [(Operation::LoginAttempt, "done")]);

@@ -30,7 +30,8 @@ impl<S: Store> Node<S> {
             .clock(Arc::clone(&clock))
             .digest_key(DigestKey::new([1; 16]))
             .secrets(secret)
-            .build();
+            .build()
+            .unwrap();
         Self { limiter, clock }
     }
 

@@ -60,7 +60,8 @@ fn limiter(policy: &Policy) -> (TestLimiter, Arc<ManualClock>) {
         .clock(Arc::clone(&clock))
         .digest_key(KEY)
         .secrets(secret)
-        .build();
+        .build()
+        .unwrap();
     (limiter, clock)
 }
 

@@ -68,6 +68,7 @@ fn world() -> (Arc<SharedStore>, [Node; 3]) {
             .digest_key(DigestKey::new([7; 16]))
             .secrets(Secret::new(&[7; 32]).unwrap())
             .build()
+            .unwrap()
     });
     (store, nodes)
 }

@@ -93,7 +93,7 @@ impl World {
     fn new(policy: &str) -> Self {
         let clock = Arc::new(ManualClock::new(START));
         let policy = Policy::parse(policy, &|_| None).unwrap();
-        let limiter = LimiterBuilder::new(policy, KeyValueStore::default(), Arc::clone(&clock)).build();
+        let limiter = LimiterBuilder::new(policy, KeyValueStore::default(), Arc::clone(&clock)).build().unwrap();
         Self { clock, limiter: Arc::new(limiter), runtime: Arc::default() }
     }
 

@@ -101,7 +101,7 @@ impl World {
             .digest_key(DigestKey::new([7; 16]))
             .secrets(secret)
             .observer(Arc::clone(&counts) as Arc<dyn Observer>);
-        let limiter = Arc::new(limiter.build());
+        let limiter = Arc::new(limiter.build().unwrap());
         Self { clock, limiter, counts }
     }
 

@@ -139,7 +139,8 @@ impl Desk {
             Some(spans) => builder.observer(spans),
             None => builder,
         };
-        let limiter = Arc::new(builder.observer(Arc::new(events.sender.clone())).build());
+        let limiter = builder.observer(Arc::new(events.sender.clone())).build();
+        let limiter = Arc::new(limiter.expect("a desk is given no other secrets than its store was opened with"));
         metrics.limiter.watch(&limiter);
         metrics.set_policy_loaded(limiter.now());
         metrics.limiter.watch_penalties(&penalties, &limiter);

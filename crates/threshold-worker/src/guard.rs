@@ -26,7 +26,7 @@ use worker::{Env, console_error};
 
 use crate::api;
 use crate::clock::DateClock;
-use crate::config::{Config, ConfigError, UPSTREAM};
+use crate::config::{Config, ConfigError, SECRET, UPSTREAM};
 use crate::events::{self, Events};
 use crate::jwt::{Signed, Tokens};
 use crate::message::{self, JsBody};
@@ -91,7 +91,7 @@ impl Guard {
         let events = Arc::new(Events::new(env));
         let builder = LimiterBuilder::new(policy, Arc::clone(&store), DateClock).secrets(config.secret.clone());
         let builder = builder.observer(Arc::<Events>::clone(&events));
-        let limiter = Arc::new(builder.build());
+        let limiter = Arc::new(builder.build().map_err(|error| ConfigError::Secret(SECRET, error.to_string()))?);
         let layer = ThresholdLayer::with_runtime(Arc::clone(&limiter), Arc::new(NoEvent))?;
         let layer = layer.peer(move |parts: &Parts| client(&parts.headers, forwarded));
         // Only this Worker inserts extensions.

@@ -143,7 +143,13 @@ impl<W: World> Playing<'_, W> {
             _ => {
                 let secret = Secret::new(&[9; 32]).expect("32 bytes are enough for a secret");
                 let builder = LimiterBuilder::new(policy, self.world.store(), Arc::clone(&self.clock));
-                self.limiter = Some(builder.digest_key(DigestKey::new([7; 16])).secrets(secret).build());
+                self.limiter = Some(
+                    builder
+                        .digest_key(DigestKey::new([7; 16]))
+                        .secrets(secret)
+                        .build()
+                        .map_err(|error| error.to_string())?,
+                );
             }
         }
         Ok(Value::Null)

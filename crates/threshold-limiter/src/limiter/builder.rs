@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use arc_swap::ArcSwap;
-use threshold_core::{DigestKey, Policy, Secret, Secrets};
+use threshold_core::{DigestKey, KeyId, Policy, Secret, Secrets};
 
 use super::{Limiter, rotation};
 use crate::bans::BanList;
@@ -50,6 +50,30 @@ pub struct LimiterBuilder<
     waiters: super::wait::Waiters,
 }
 
+/// A limiter was given other secrets than its store was opened with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the limiter was given {}, and its store was opened with {}: give the secrets to the store alone",
+    words(self.own),
+    words(self.stored)
+)]
+pub struct OtherSecrets {
+    own: Ids,
+    stored: Ids,
+}
+
+/// The key ids of the present secret, and of the old one if there is one.
+type Ids = (KeyId, Option<KeyId>);
+
+fn ids(secrets: &Secrets) -> Ids {
+    (secrets.present().key_id(), secrets.old().map(Secret::key_id))
+}
+
+fn words((present, old): Ids) -> String {
+    let old = old.map_or_else(String::new, |old| format!(" and the old secret {old}"));
+    format!("the secret {present}{old}")
+}
+
 /// Stands for a [`MemoryStore`] that is sized by the policy's `[memory]`, until the limiter is built.
 #[cfg(feature = "memory")]
 #[derive(Debug, Clone, Copy)]
@@ -89,7 +113,8 @@ impl<S, C> LimiterBuilder<S, C> {
 
     /// Keeps balances in this store.
     ///
-    /// Records in a store that outlives the process are found again only with the same [`secrets`](Self::secrets).
+    /// A limiter on a store that nodes share, such as one in Redis, takes its secrets from the store. Records in another store that
+    /// outlives the process are found again only with the same [`secrets`](Self::secrets).
     pub fn store<T: Store>(self, store: T) -> LimiterBuilder<T, C> {
         self.with(|_, clock| (store, clock))
     }
@@ -107,7 +132,8 @@ impl<S, C> LimiterBuilder<S, C> {
         self
     }
 
-    /// Digests stored keys with this key instead of the one that is derived from the secret.
+    /// Digests stored keys with this key instead of the one that is derived from the secret. Limiters on one store count together
+    /// only if they have the same.
     pub fn digest_key(mut self, key: DigestKey) -> Self {
         self.digest_key = Some(key);
         self
@@ -163,15 +189,30 @@ impl<C: Clock> LimiterBuilder<InMemory, C> {
     #[must_use]
     pub fn build(self) -> Limiter<MemoryStore, C> {
         let store = MemoryStore::new(self.policy.memory());
-        self.store(store).build()
+        let secrets = self.secrets.clone();
+        self.store(store).assemble(secrets)
     }
 }
 
 impl<S: Store, C: Clock> LimiterBuilder<S, C> {
-    /// Builds the limiter.
-    #[must_use]
-    pub fn build(self) -> Limiter<S, C> {
-        let Self { policy, store, clock, secrets, digest_key, bans, observers, .. } = self;
+    /// Builds the limiter, with the secrets of the store if it has some.
+    ///
+    /// # Errors
+    /// Returns an error if the store was opened with other secrets than [`secrets`](Self::secrets): nodes would share no limit.
+    pub fn build(mut self) -> Result<Limiter<S, C>, OtherSecrets> {
+        let (own, stored) = (self.secrets.take(), self.store.secrets());
+        if let (Some(own), Some(stored)) = (&own, stored)
+            && ids(own) != ids(stored)
+        {
+            return Err(OtherSecrets { own: ids(own), stored: ids(stored) });
+        }
+        let secrets = own.or_else(|| stored.cloned());
+        Ok(self.assemble(secrets))
+    }
+
+    /// Builds the limiter with these secrets, or with random ones.
+    pub(super) fn assemble(self, secrets: Option<Secrets>) -> Limiter<S, C> {
+        let Self { policy, store, clock, digest_key, bans, observers, .. } = self;
         let secrets = secrets
             .unwrap_or_else(|| Secret::new(&crate::random::<32>()).expect("32 bytes are enough for a secret").into());
         let key = digest_key.unwrap_or_else(|| secrets.present().digest_key());

@@ -71,7 +71,7 @@ impl<C: Clock + 'static> LimiterBuilder<InMemory, C> {
         let policy = self.policy.clone().with_key(key);
         let memory = restore_memory(&journal, &contents, &self.bans, (&policy, &secrets), self.clock.now());
         let RestoredMemory { store, restored, counters } = memory;
-        let limiter = Arc::new(self.secrets(secrets).store(store).build());
+        let limiter = Arc::new(self.store(store).assemble(Some(secrets)));
         // The store has the restored settings now, and the limiter takes them over. It is in memory, and cannot fail.
         let unfit = at_once(limiter.follow_control()).unwrap_or_default();
         // The store holds the journal. If the journal held the limiter, neither would ever be dropped.

@@ -6,8 +6,8 @@ use std::pin::Pin;
 
 use super::memory::MemoryStore;
 use super::{
-    Answer, Command, Digest, Durability, HoldTerms, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Share, Store,
-    StoreError, StoreErrorCount, StoreNumbers, Timestamp,
+    Answer, Command, Digest, Durability, HoldTerms, Kind, LateAnswer, Listed, Outcome, Placed, Plan, Secrets, Share,
+    Store, StoreError, StoreErrorCount, StoreNumbers, Timestamp,
 };
 
 /// The store in memory or any other, chosen at run time. If the store is known when the program is compiled, name its type: a
@@ -65,6 +65,13 @@ impl Store for AnyStore {
         match &self.0 {
             Inner::Memory(store) => store.now(),
             Inner::Other(store) => store.erased_now(),
+        }
+    }
+
+    fn secrets(&self) -> Option<&Secrets> {
+        match &self.0 {
+            Inner::Memory(store) => store.secrets(),
+            Inner::Other(store) => store.erased_secrets(),
         }
     }
 
@@ -206,6 +213,8 @@ trait ErasedStore: Send + Sync {
 
     fn erased_now(&self) -> Option<Timestamp>;
 
+    fn erased_secrets(&self) -> Option<&Secrets>;
+
     fn erased_settle<'a>(&'a self, plan: &'a Plan<'_>, now: Timestamp, outcome: &'a mut Outcome) -> Boxed<'a, ()>;
 
     fn erased_reserve<'a>(
@@ -254,6 +263,10 @@ impl<S: Store> ErasedStore for S {
 
     fn erased_now(&self) -> Option<Timestamp> {
         Store::now(self)
+    }
+
+    fn erased_secrets(&self) -> Option<&Secrets> {
+        Store::secrets(self)
     }
 
     fn erased_settle<'a>(&'a self, plan: &'a Plan<'_>, now: Timestamp, outcome: &'a mut Outcome) -> Boxed<'a, ()> {

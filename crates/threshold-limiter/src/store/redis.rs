@@ -38,7 +38,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use threshold_core::command::{Answer, Command};
 use threshold_core::control::MAX_CHANGES_READ;
-use threshold_core::{Digest, KeyId, Outcome, OwnedBill, Plan, Timestamp};
+use threshold_core::{Digest, KeyId, Outcome, OwnedBill, Plan, Secret, Secrets, Timestamp};
 use tokio::sync::oneshot;
 
 use super::{
@@ -142,8 +142,7 @@ pub enum RedisOpenError {
 #[derive(Debug, Clone)]
 pub struct RedisOptions {
     url: RedisUrl,
-    key: KeyId,
-    old_key: Option<KeyId>,
+    secrets: Secrets,
     node: Option<String>,
     deadline: Duration,
     certificates: Certificates,
@@ -151,14 +150,13 @@ pub struct RedisOptions {
 }
 
 impl RedisOptions {
-    /// Sets the URL, such as `redis://127.0.0.1:6379/0`, and the key id of the secret that digests are made with; see
-    /// [`Limiter::key_id`](crate::Limiter::key_id).
+    /// Sets the URL, such as `redis://127.0.0.1:6379/0`, and the secret that every node has: one [`Secret`], or [`Secrets`] with the
+    /// one before while it is rotated. A limiter on the store signs and digests with it. Nothing of it is sent but its key id.
     #[must_use]
-    pub fn new(url: RedisUrl, key: KeyId) -> Self {
+    pub fn new(url: RedisUrl, secrets: impl Into<Secrets>) -> Self {
         Self {
             url,
-            key,
-            old_key: None,
+            secrets: secrets.into(),
             node: None,
             deadline: DEADLINE,
             certificates: Certificates::default(),
@@ -166,15 +164,8 @@ impl RedisOptions {
         }
     }
 
-    fn secrets(&self) -> SecretIds {
-        SecretIds { present: self.key, old: self.old_key }
-    }
-
-    /// Sets the key id of the secret before, while the secret is rotated.
-    #[must_use]
-    pub fn old_key(mut self, old: Option<KeyId>) -> Self {
-        self.old_key = old;
-        self
+    fn secret_ids(&self) -> SecretIds {
+        SecretIds { present: self.secrets.present().key_id(), old: self.secrets.old().map(Secret::key_id) }
     }
 
     /// Sets the name of this node, which no other node that runs may have. A node that is restarted under its name has its share of the
@@ -230,6 +221,7 @@ impl RedisOptions {
 #[derive(Debug)]
 pub struct RedisStore {
     executor: Executor,
+    secrets: Secrets,
     nodes: Arc<Nodes>,
     late: Arc<LateAnswers>,
     deadline: Duration,
@@ -255,17 +247,18 @@ impl RedisStore {
             }
         }
         servers.time().await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
-        let secrets = options.secrets();
-        let checked = match secret::start(&servers, secrets).await {
-            Ok(Checked::Refused(refusal)) => return Err(refusal.of(secrets.present)),
+        let ids = options.secret_ids();
+        let checked = match secret::start(&servers, ids).await {
+            Ok(Checked::Refused(refusal)) => return Err(refusal.of(ids.present)),
             Ok(checked) => checked,
             // The primary of the control partition is away. It checks the secrets when it is back.
             Err(_) => Checked::Known { retired_old: None },
         };
         let executor = Executor::new(servers, Samples::new(options.compared));
         let expired = executor.sweep();
-        let nodes = Nodes::start(executor.servers.clone(), secrets, options.node, checked).await;
-        Ok(Self { executor, nodes, late: Arc::default(), deadline: options.deadline, warnings, expired })
+        let nodes = Nodes::start(executor.servers.clone(), ids, options.node, checked).await;
+        let (secrets, deadline) = (options.secrets, options.deadline);
+        Ok(Self { executor, secrets, nodes, late: Arc::default(), deadline, warnings, expired })
     }
 
     /// Returns what an operator should change about the server, such as an eviction policy that drops keys which still count.
@@ -381,6 +374,10 @@ impl Store for RedisStore {
         self.executor.servers.clock().now()
     }
 
+    fn secrets(&self) -> Option<&Secrets> {
+        Some(&self.secrets)
+    }
+
     async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         // The clocks of nodes differ, so only the server's time counts.
         *outcome = *self.settle_by_deadline(Box::new(plan.bill().to_owned()), None).await?;
@@ -488,7 +485,7 @@ impl Store for RedisStore {
 /// Connects to the servers that a URL names.
 async fn connect_servers(options: &RedisOptions) -> Result<Servers, RedisOpenError> {
     let connect = ConnectOptions::new(&options.url, &options.certificates).map_err(RedisOpenError::Tls)?;
-    let (secrets, slow) = (options.secrets(), options.deadline.max(SLOW));
+    let (secrets, slow) = (options.secret_ids(), options.deadline.max(SLOW));
     if options.url.kind == url::Kind::Cluster {
         let connector = move |address: &url::Address| Connector::to(connect.clone(), address.clone(), secrets);
         let cluster = Cluster::connect(Box::new(connector), options.url.seeds.clone(), slow).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     Answer, Command, Digest, Durability, HoldTerms, ImmediateStore, Kind, LateAnswer, Listed, Outcome, Placed, Plan,
-    Share, Store, StoreError, StoreErrorCount, StoreNumbers, Timestamp,
+    Secrets, Share, Store, StoreError, StoreErrorCount, StoreNumbers, Timestamp,
 };
 
 impl<S: Store> Store for Arc<S> {
@@ -22,6 +22,10 @@ impl<S: Store> Store for Arc<S> {
     #[inline]
     fn now(&self) -> Option<Timestamp> {
         S::now(self)
+    }
+
+    fn secrets(&self) -> Option<&Secrets> {
+        S::secrets(self)
     }
 
     #[inline]

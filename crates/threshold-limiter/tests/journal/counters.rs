@@ -172,7 +172,13 @@ fn a_receipt_is_refunded_once_also_after_a_restart() {
     let limiter = || {
         let (store, clock) = (MemoryStore::new(policy().memory()), ManualClock::new(START));
         let secret = Secret::new(&[9; 32]).unwrap();
-        Limiter::builder(policy()).store(store).clock(clock).digest_key(DigestKey::new([7; 16])).secrets(secret).build()
+        Limiter::builder(policy())
+            .store(store)
+            .clock(clock)
+            .digest_key(DigestKey::new([7; 16]))
+            .secrets(secret)
+            .build()
+            .unwrap()
     };
     let asks = |cost| Facts { user: Some("u1"), cost: Some(cost), ..Facts::default() };
     let before = limiter();

@@ -113,7 +113,8 @@ fn world_under(policy: &str, path: &Path, secrets: &Secrets, now: Timestamp) -> 
         .digest_key(key)
         .secrets(secrets.clone())
         .bans(bans)
-        .build();
+        .build()
+        .unwrap();
     World { limiter, journal, restored, contents }
 }
 
@@ -375,8 +376,13 @@ fn a_layers_answer_waits_for_its_strike() {
     let sink = Arc::new(Slow::default());
     let store = MemoryStore::new(policy.memory()).with_change_sink(Arc::<Slow>::clone(&sink));
     let key = secret().digest_key();
-    let limiter =
-        Limiter::builder(policy).store(store).clock(ManualClock::new(START)).digest_key(key).secrets(secret()).build();
+    let limiter = Limiter::builder(policy)
+        .store(store)
+        .clock(ManualClock::new(START))
+        .digest_key(key)
+        .secrets(secret())
+        .build()
+        .unwrap();
     let layer = ThresholdLayer::new(Arc::new(limiter))
         .unwrap()
         .identify(|_| Identified { user: Some("eve".to_owned()), ..Identified::default() });

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use threshold_core::receipt::OnExpire;
-use threshold_core::{DigestKey, KeyId, Timestamp};
+use threshold_core::{DigestKey, Timestamp};
 use threshold_limiter::store::redis::{RedisOpenError, RedisOptions, RedisStore};
 use threshold_limiter::store::{Kind, Store as _};
-use threshold_limiter::{Facts, Limiter, LoginRequest, Policy, Secret};
+use threshold_limiter::{Facts, Limiter, LoginRequest, Policy};
 
-use crate::process::{Cluster, RedisServer};
+use crate::process::{Cluster, RedisServer, secret};
 use crate::tcp::TcpServer;
 
 /// Returns the arguments of the `ACL SETUSER` line in docs/scale.md.
@@ -20,7 +20,7 @@ fn documented_user() -> Vec<String> {
 
 fn options(server: &TcpServer, login: &str) -> RedisOptions {
     let url = format!("redis://{login}127.0.0.1:{}", server.port).parse().unwrap();
-    RedisOptions::new(url, KeyId::from_u32(1)).deadline(Duration::from_secs(20))
+    RedisOptions::new(url, secret(9)).deadline(Duration::from_secs(20))
 }
 
 async fn refusal(options: RedisOptions) -> String {
@@ -36,7 +36,7 @@ async fn the_documented_acl_user_can_do_everything_a_node_does() {
     let policy = "[[rule]]\nname = 'strict'\nper = ['user']\nlimit = '2/min'\nladder = 'strict'\n[login]";
     let store = RedisStore::open(options(&server, "threshold:hunter2@")).await.unwrap();
     let builder = Limiter::builder(Policy::parse(policy, &|_| None).unwrap()).store(store);
-    let node = builder.digest_key(DigestKey::new([7; 16])).secrets(Secret::new(&[9; 32]).unwrap()).build();
+    let node = builder.digest_key(DigestKey::new([7; 16])).build().unwrap();
     let facts = Facts { user: Some("ada"), ..Facts::default() };
     for _ in 0..4 {
         let (decision, receipt) = node.check_with_receipt_async(&facts).await.unwrap();
@@ -72,11 +72,11 @@ async fn the_documented_acl_user_can_decide_on_a_cluster() {
         assert_eq!(cluster.node(*node).cli(&user), "OK\n");
     }
     let url = cluster.url().replace("://", "://threshold:hunter2@").parse().unwrap();
-    let options = RedisOptions::new(url, KeyId::from_u32(1)).deadline(Duration::from_secs(20));
+    let options = RedisOptions::new(url, secret(9)).deadline(Duration::from_secs(20));
     let policy = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '2/min'\nladder = 'strict'";
     let store = RedisStore::open(options).await.unwrap();
     let node = Limiter::builder(Policy::parse(policy, &|_| None).unwrap()).store(store);
-    let node = node.digest_key(DigestKey::new([7; 16])).build();
+    let node = node.digest_key(DigestKey::new([7; 16])).build().unwrap();
     for request in 0..60 {
         let user = format!("user {}", request % 20);
         let decision = node.check_async(&Facts { user: Some(&user), ..Facts::default() }).await.unwrap();
@@ -112,7 +112,7 @@ async fn a_replica_is_refused_and_a_full_server_says_so() {
     let store = RedisStore::open(options(&primary, "")).await.unwrap();
     assert_eq!(primary.cli(&["CONFIG", "SET", "maxmemory", "1"]), "OK\n");
     let policy = Policy::parse("[[rule]]\nname = 'user'\nper = ['user']\nlimit = '5/day'", &|_| None).unwrap();
-    let node = Limiter::builder(policy).store(store).digest_key(DigestKey::new([7; 16])).build();
+    let node = Limiter::builder(policy).store(store).digest_key(DigestKey::new([7; 16])).build().unwrap();
     let facts = Facts { user: Some("ada"), ..Facts::default() };
     assert!(node.check_async(&facts).await.unwrap().degraded.is_some());
     let error = node.store().last_error().unwrap();
@@ -125,7 +125,7 @@ async fn a_replica_is_refused_and_a_full_server_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_secret_is_checked_again_after_data_was_lost() {
     let mut server = RedisServer::start();
-    let open = |key| RedisStore::open(RedisOptions::new(server.url().parse().unwrap(), KeyId::from_u32(key)));
+    let open = |key| RedisStore::open(RedisOptions::new(server.url().parse().unwrap(), secret(key)));
     let store = open(1).await.unwrap();
     server.kill();
     server.restart();
@@ -141,19 +141,24 @@ async fn the_secret_is_checked_again_after_data_was_lost() {
         false
     };
     assert!(connected().await, "{:?}", store.last_error());
-    assert_eq!(server.cli(&["SMEMBERS", "th:{control}secrets"]), "00000001\n", "the new server has the key id again");
+    assert_eq!(
+        server.cli(&["SMEMBERS", "th:{control}secrets"]),
+        format!("{}\n", secret(1).key_id()),
+        "the new server has the key id again"
+    );
 
-    let swap = "redis.call('DEL', KEYS[1]) redis.call('SADD', KEYS[1], '00000002')";
-    server.cli(&["EVAL", swap, "1", "th:{control}secrets"]);
+    let other = secret(2).key_id().to_string();
+    let swap = format!("redis.call('DEL', KEYS[1]) redis.call('SADD', KEYS[1], '{other}')");
+    server.cli(&["EVAL", &swap, "1", "th:{control}secrets"]);
     server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
     let _ = store.list(Kind::Banned, None, 1, Timestamp::EPOCH).await;
     for _ in 0..500 {
-        if store.last_error().is_some_and(|error| error.contains("written with the secret 00000002")) {
+        if store.last_error().is_some_and(|error| error.contains(&format!("written with the secret {other}"))) {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(store.last_error().unwrap().contains("00000002"), "{:?}", store.last_error());
+    assert!(store.last_error().unwrap().contains(&other), "{:?}", store.last_error());
     assert!(!store.is_connected());
     // The operator puts it right.
     server.cli(&["DEL", "th:{control}secrets"]);
@@ -172,7 +177,7 @@ async fn a_record_of_another_type_is_an_error_and_stays_as_it_is() {
             format!("[[rule]]\nname = 'user'\nper = ['user']\nlimit = '2/day'\non_store_error = 'closed'\n{more}");
         let store = server.open().await;
         let builder = Limiter::builder(Policy::parse(&policy, &|_| None).unwrap()).store(store);
-        let node = builder.digest_key(DigestKey::new([7; 16])).build();
+        let node = builder.digest_key(DigestKey::new([7; 16])).build().unwrap();
         let facts = Facts { user: Some("ada"), ..Facts::default() };
         // The last one strikes.
         for expected in [true, true, false] {

@@ -9,7 +9,7 @@ use threshold_core::receipt::OnExpire;
 use threshold_core::{Answer, Command, Outcome, Span, Timestamp, TraceId};
 use threshold_limiter::store::Store as _;
 use threshold_limiter::store::redis::RedisStore;
-use threshold_limiter::{Facts, Limiter, Policy, Secret};
+use threshold_limiter::{Facts, Limiter, Policy};
 use tokio::task::JoinSet;
 
 use crate::process::{Cluster, PATIENCE, PRIMARIES, SlotMove};
@@ -22,7 +22,7 @@ async fn nodes(cluster: &Cluster, count: usize, policy: &str) -> Vec<Node> {
     for _ in 0..count {
         let policy = Policy::parse(policy, &|_| None).unwrap();
         let builder = Limiter::builder(policy).store(cluster.open().await);
-        nodes.push(Arc::new(builder.secrets(Secret::new(&[9; 32]).unwrap()).build()));
+        nodes.push(Arc::new(builder.build().unwrap()));
     }
     nodes
 }

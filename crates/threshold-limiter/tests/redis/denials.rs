@@ -7,7 +7,7 @@ use threshold_core::limit::LimitOptions;
 use threshold_core::policy::Layer;
 use threshold_core::{Decision, DigestKey, Limit};
 use threshold_limiter::store::redis::RedisStore;
-use threshold_limiter::{Facts, Limiter, Policy, Secret};
+use threshold_limiter::{Facts, Limiter, Policy};
 
 use crate::process::RedisServer;
 
@@ -16,7 +16,7 @@ type Node = Limiter<RedisStore>;
 async fn node(server: &RedisServer, policy: &str) -> Node {
     let policy = Policy::parse(policy, &|_| None).unwrap();
     let builder = Limiter::builder(policy).store(server.open().await).digest_key(DigestKey::new([7; 16]));
-    builder.secrets(Secret::new(&[9; 32]).unwrap()).build()
+    builder.build().unwrap()
 }
 
 /// Returns how often records were read so far. Every decision that is made with the server reads its records once or twice;

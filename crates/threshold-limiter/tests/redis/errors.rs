@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use threshold_core::{DigestKey, KeyId};
+use threshold_core::DigestKey;
 use threshold_limiter::metrics::Metrics;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
 use threshold_limiter::store::{Store as _, StoreErrorKind};
 use threshold_limiter::{Facts, Limiter, Policy};
 
-use crate::process::RedisServer;
+use crate::process::{RedisServer, secret};
 
 /// The first rule is decided by a script alone. A ladder needs copies of the records.
 const RULES: [&str; 2] = ["", "ladder = 'strict'"];
@@ -16,7 +16,7 @@ const RULES: [&str; 2] = ["", "ladder = 'strict'"];
 fn node(store: RedisStore, more: &str) -> Limiter<RedisStore> {
     let policy = format!("[[rule]]\nname = 'user'\nper = ['user']\nlimit = '2/day'\non_store_error = 'closed'\n{more}");
     let builder = Limiter::builder(Policy::parse(&policy, &|_| None).unwrap()).store(store);
-    builder.digest_key(DigestKey::new([7; 16])).build()
+    builder.digest_key(DigestKey::new([7; 16])).build().unwrap()
 }
 
 fn ada() -> Facts<'static> {
@@ -79,7 +79,7 @@ async fn what_the_store_handles_by_itself_is_no_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missed_deadline_is_a_timeout_and_a_killed_server_none() {
     let mut server = RedisServer::start();
-    let options = RedisOptions::new(server.url().parse().unwrap(), KeyId::from_u32(1));
+    let options = RedisOptions::new(server.url().parse().unwrap(), secret(9));
     let node = node(RedisStore::open(options.deadline(Duration::from_millis(200))).await.unwrap(), "");
     let metrics = Metrics::new();
     let node = std::sync::Arc::new(node);

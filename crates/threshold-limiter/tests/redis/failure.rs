@@ -4,19 +4,19 @@
 use std::time::Duration;
 
 use threshold_core::decision::Verdict;
-use threshold_core::{Decision, DigestKey, KeyId};
+use threshold_core::{Decision, DigestKey};
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
 use threshold_limiter::store::{Share, Store as _};
-use threshold_limiter::{Attempted, Facts, Limiter, LoginError, LoginRequest, Policy, Secret};
+use threshold_limiter::{Attempted, Facts, Limiter, LoginError, LoginRequest, Policy};
 
-use crate::process::RedisServer;
+use crate::process::{RedisServer, secret};
 
 type Node = Limiter<RedisStore>;
 
 fn node_on(store: RedisStore, policy: &str) -> Node {
     let policy = Policy::parse(policy, &|_| None).unwrap();
     let builder = Limiter::builder(policy).store(store).digest_key(DigestKey::new([7; 16]));
-    builder.secrets(Secret::new(&[9; 32]).unwrap()).build()
+    builder.build().unwrap()
 }
 
 async fn node(server: &RedisServer, policy: &str) -> Node {
@@ -267,8 +267,7 @@ async fn penalties_that_a_node_has_seen_refuse_logins_without_the_store() {
 async fn a_charge_that_comes_too_late_is_withdrawn_if_its_request_was_refused() {
     for (mode, is_admitted) in [("closed", false), ("open", true), ("local", true)] {
         let server = RedisServer::start();
-        let options =
-            RedisOptions::new(server.url().parse().unwrap(), KeyId::from_u32(1)).deadline(Duration::from_millis(200));
+        let options = RedisOptions::new(server.url().parse().unwrap(), secret(9)).deadline(Duration::from_millis(200));
         let store = RedisStore::open(options).await.unwrap();
         let node = node_on(store, &format!("{TEN_A_DAY}on_store_error = '{mode}'\n"));
         reconnected(&node).await;

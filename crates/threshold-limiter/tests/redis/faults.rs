@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use threshold_core::case::decision_json;
 use threshold_core::limit::Algorithm;
 use threshold_core::receipt::OnExpire;
-use threshold_core::{KeyId, Secrets, Span, Timestamp, TraceId};
+use threshold_core::{Secrets, Span, Timestamp, TraceId};
 use threshold_limiter::store::Store as _;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
-use threshold_limiter::{Attempted, Decision, Facts, Limiter, LoginRequest, ManualClock, Policy, Secret};
+use threshold_limiter::{Attempted, Decision, Facts, Limiter, LoginRequest, ManualClock, Policy};
 use tokio::task::JoinSet;
 
-use crate::process::{PATIENCE, RedisServer};
+use crate::process::{PATIENCE, RedisServer, secret};
 use crate::proxy::{Mode, Proxy};
 
 type Node = Arc<Limiter<RedisStore>>;
@@ -25,17 +25,13 @@ const FIFTY: &str = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '50/day'\n
 /// A deadline that no busy machine misses, for tests that are not about deadlines.
 const LONG: Duration = Duration::from_secs(20);
 
-fn secret(byte: u8) -> Secret {
-    Secret::new(&[byte; 32]).unwrap()
-}
-
 async fn store(url: String, deadline: Duration) -> RedisStore {
-    RedisStore::open(RedisOptions::new(url.parse().unwrap(), KeyId::from_u32(1)).deadline(deadline)).await.unwrap()
+    RedisStore::open(RedisOptions::new(url.parse().unwrap(), secret(9)).deadline(deadline)).await.unwrap()
 }
 
 async fn node(url: String, deadline: Duration, policy: &str) -> Node {
     let policy = Policy::parse(policy, &|_| None).unwrap();
-    Arc::new(Limiter::builder(policy).store(store(url, deadline).await).secrets(secret(9)).build())
+    Arc::new(Limiter::builder(policy).store(store(url, deadline).await).build().unwrap())
 }
 
 async fn nodes(server: &RedisServer, count: usize, policy: &str) -> Vec<Node> {
@@ -334,8 +330,7 @@ async fn clocks_of_nodes_change_no_answer() {
             for clock in [&right, &wrong] {
                 let parsed = Policy::parse(&policy, &|_| None).unwrap();
                 let store = server.open().await;
-                limiters
-                    .push(Limiter::builder(parsed).store(store).clock(Arc::clone(clock)).secrets(secret(9)).build());
+                limiters.push(Limiter::builder(parsed).store(store).clock(Arc::clone(clock)).build().unwrap());
             }
             let mut told = Vec::new();
             let mut now = start;
@@ -409,16 +404,15 @@ async fn the_servers_clock_jumps_ahead_and_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rotated_secret_loses_and_doubles_no_count() {
     let server = RedisServer::start();
-    let ids = [secret(1).key_id(), secret(2).key_id()];
-    let open = async |secrets: Secrets, key, old| {
-        let options = RedisOptions::new(server.url().parse().unwrap(), key).old_key(old).deadline(LONG);
+    let open = async |secrets: Secrets| {
+        let options = RedisOptions::new(server.url().parse().unwrap(), secrets).deadline(LONG);
         let policy = Policy::parse(FIFTY, &|_| None).unwrap();
         let store = RedisStore::open(options).await.unwrap();
-        Arc::new(Limiter::builder(policy).store(store).secrets(secrets).build())
+        Arc::new(Limiter::builder(policy).store(store).build().unwrap())
     };
     let mut before = Vec::new();
     for _ in 0..4 {
-        before.push(open(Secrets::new(secret(1)), ids[0], None).await);
+        before.push(open(Secrets::new(secret(1))).await);
     }
     for node in &before {
         assert_eq!(admitted(node, "ada", 5).await, 5);
@@ -428,7 +422,7 @@ async fn a_rotated_secret_loses_and_doubles_no_count() {
     drop(before);
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
-        let node = open(Secrets::new(secret(2)).with_old(secret(1)).unwrap(), ids[1], Some(ids[0])).await;
+        let node = open(Secrets::new(secret(2)).with_old(secret(1)).unwrap()).await;
         tasks.spawn(async move { (admitted(&node, "ada", 30).await, node) });
     }
     let (counts, nodes): (Vec<usize>, Vec<Node>) = tasks.join_all().await.into_iter().unzip();

@@ -7,7 +7,7 @@ use threshold_core::control::ControlChange;
 use threshold_core::policy::{Ban, ListEntry};
 use threshold_core::{Digest, DigestKey, Timestamp};
 use threshold_limiter::store::redis::RedisStore;
-use threshold_limiter::{Limiter, Policy, Secret};
+use threshold_limiter::{Limiter, Policy};
 
 use crate::process::RedisServer;
 
@@ -18,7 +18,7 @@ type Node = Limiter<RedisStore>;
 async fn node(server: &RedisServer) -> Arc<Node> {
     let policy = Policy::parse("[[rule]]\nname = 'ip'\nper = ['ip']\nlimit = '100/min'", &|_| None).unwrap();
     let builder = Limiter::builder(policy).store(server.open().await).digest_key(KEY);
-    Arc::new(builder.secrets(Secret::new(&[9; 32]).unwrap()).build())
+    Arc::new(builder.build().unwrap())
 }
 
 /// Replaces the bans of an origin, as the program does.

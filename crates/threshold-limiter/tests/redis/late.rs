@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use threshold_core::Timestamp;
 use threshold_core::limit::LimitOptions;
 use threshold_core::receipt::OnExpire;
-use threshold_core::{KeyId, Timestamp};
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
 use threshold_limiter::store::{AnyStore, EndError, Store, StoreError};
-use threshold_limiter::{Attempted, Facts, Limiter, LoginError, LoginRequest, Policy, Secret};
+use threshold_limiter::{Attempted, Facts, Limiter, LoginError, LoginRequest, Policy};
 
-use crate::process::{Cluster, RedisServer};
+use crate::process::{Cluster, RedisServer, secret};
 use crate::proxy::Proxy;
 
 type Node = Limiter<RedisStore>;
@@ -18,10 +18,10 @@ type Node = Limiter<RedisStore>;
 const DEADLINE: Duration = Duration::from_millis(180);
 
 async fn node(url: String, deadline: Duration, policy: &str) -> Node {
-    let options = RedisOptions::new(url.parse().unwrap(), KeyId::from_u32(1)).deadline(deadline);
+    let options = RedisOptions::new(url.parse().unwrap(), secret(9)).deadline(deadline);
     let policy = Policy::parse(policy, &|_| None).unwrap();
     let builder = Limiter::builder(policy).store(RedisStore::open(options).await.unwrap());
-    builder.secrets(Secret::new(&[9; 32]).unwrap()).build()
+    builder.build().unwrap()
 }
 
 /// Lets a node follow the log, as a server does twice a second, until something is true.
@@ -101,11 +101,11 @@ async fn has_three_attempts<S: Store>(node: &Limiter<S>) {
 async fn nothing_counts_too_late(url: String, pause: impl Fn()) {
     let policy =
         format!("{LOGIN}[[rule]]\nname = 'user'\nper = ['user']\nlimit = '5/day'\non_store_error = 'closed'\n");
-    let options = RedisOptions::new(url.parse().unwrap(), KeyId::from_u32(1)).deadline(DEADLINE);
+    let options = RedisOptions::new(url.parse().unwrap(), secret(9)).deadline(DEADLINE);
     // As a server has it.
     let store = AnyStore::other(Arc::new(RedisStore::open(options).await.unwrap()));
     let builder = Limiter::builder(Policy::parse(&policy, &|_| None).unwrap()).store(store);
-    let node = builder.secrets(Secret::new(&[9; 32]).unwrap()).build();
+    let node = builder.build().unwrap();
     let ada = attempt();
     let user = Facts { user: Some("ada"), ..Facts::default() };
     let left = async || {

@@ -91,9 +91,10 @@ fn every_answer_on_redis_is_the_answer_in_memory() {
         let key = DigestKey::new([7; 16]);
         let first = policy(&rules, 0);
         let store = MemoryStore::new(first.memory());
-        let memory = Limiter::builder(first.clone()).store(store).clock(Arc::clone(&clock)).digest_key(key).build();
+        let memory =
+            Limiter::builder(first.clone()).store(store).clock(Arc::clone(&clock)).digest_key(key).build().unwrap();
         let store = runtime.block_on(server.open());
-        let redis = Limiter::builder(first).store(store).clock(Arc::clone(&clock)).digest_key(key).build();
+        let redis = Limiter::builder(first).store(store).clock(Arc::clone(&clock)).digest_key(key).build().unwrap();
         let mut now = Timestamp::from_secs(1_767_225_600);
         let mut receipts = Vec::new();
         for (number, Step { wait, user, cost, swap, back }) in steps.into_iter().enumerate() {

@@ -19,7 +19,7 @@ const KEY: DigestKey = DigestKey::new([7; 16]);
 async fn node(server: &RedisServer, policy: &str) -> Limiter<RedisStore, Arc<ManualClock>> {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let policy = Policy::parse(policy, &|_| None).unwrap();
-    Limiter::builder(policy).store(server.open().await).clock(clock).digest_key(KEY).build()
+    Limiter::builder(policy).store(server.open().await).clock(clock).digest_key(KEY).build().unwrap()
 }
 
 fn ban(user: &str) -> ControlChange {

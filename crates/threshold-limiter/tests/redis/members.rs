@@ -4,11 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use threshold_core::KeyId;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
 use threshold_limiter::store::{Share, Store};
 
-use crate::process::RedisServer;
+use crate::process::{RedisServer, secret};
 
 /// How long a heartbeat counts.
 const LIFE: Duration = Duration::from_secs(10);
@@ -16,7 +15,7 @@ const LIFE: Duration = Duration::from_secs(10);
 const LIMIT: u64 = 1_003;
 
 async fn named(server: &RedisServer, name: &str) -> RedisStore {
-    let options = RedisOptions::new(server.url().parse().unwrap(), KeyId::from_u32(1)).node(name);
+    let options = RedisOptions::new(server.url().parse().unwrap(), secret(9)).node(name);
     RedisStore::open(options).await.unwrap()
 }
 

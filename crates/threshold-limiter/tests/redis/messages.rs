@@ -1,15 +1,14 @@
 //! The messages of a store that cannot be opened. docs/scale.md lists each of them with its cause and what to do.
 
-use threshold_core::KeyId;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
 
-use crate::process::Cluster;
+use crate::process::{Cluster, secret};
 use crate::tcp::{TcpServer, free_port};
 use crate::tls::{authority, certificate, server};
 
 /// Opens a store, and returns why that failed, with HOST:PORT for the place of the server and without the words of libraries.
 async fn refusal(url: &str, change: impl FnOnce(RedisOptions) -> RedisOptions) -> String {
-    let options = change(RedisOptions::new(url.parse().unwrap(), KeyId::from_u32(1)));
+    let options = change(RedisOptions::new(url.parse().unwrap(), secret(9)));
     let error = RedisStore::open(options).await.unwrap_err().to_string();
     assert!(!error.contains("hunter2"), "{error}");
     let place = url.rsplit(['/', '@']).next().unwrap();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use threshold_core::{KeyId, Timestamp};
+use threshold_core::{Secret, Timestamp};
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
 
 /// Loads a memory allocator that does not ask for the time before libfaketime is ready, and libfaketime.
@@ -197,10 +197,14 @@ pub(crate) fn signal(process: &Child, name: &str) {
     assert!(sent.success(), "{name}: {sent}");
 }
 
+pub(crate) fn secret(byte: u8) -> Secret {
+    Secret::new(&[byte; 32]).unwrap()
+}
+
 /// Opens a store on these servers.
 async fn open(url: String) -> RedisStore {
     // Long: these tests are about answers, and a busy machine must not turn them into failures of the store.
-    let options = RedisOptions::new(url.parse().unwrap(), KeyId::from_u32(1)).deadline(Duration::from_secs(20));
+    let options = RedisOptions::new(url.parse().unwrap(), secret(9)).deadline(Duration::from_secs(20));
     // Every write is compared with core's.
     let options = options.compare_one_in(1);
     RedisStore::open(options).await.unwrap()

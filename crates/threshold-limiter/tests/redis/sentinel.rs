@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use threshold_core::control::ControlChange;
 use threshold_core::policy::{Ban, ListEntry};
-use threshold_core::{DigestKey, KeyId, Timestamp};
+use threshold_core::{DigestKey, Timestamp};
 use threshold_limiter::store::Store as _;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
-use threshold_limiter::{Decision, Facts, Limiter, Policy, Secret};
+use threshold_limiter::{Decision, Facts, Limiter, Policy};
 
+use crate::process::secret;
 use crate::tcp::{TcpServer, free_port};
 
 const POLICY: &str = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '20/day'\nalgorithm = 'fixed-window'\n\
@@ -96,11 +97,11 @@ async fn decision(node: &Limiter<RedisStore>) -> Decision {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_is_followed_and_bans_hold() {
     let mut deployment = Deployment::start();
-    let options = RedisOptions::new(deployment.url().parse().unwrap(), KeyId::from_u32(1));
+    let options = RedisOptions::new(deployment.url().parse().unwrap(), secret(9));
     let store = RedisStore::open(options.deadline(Duration::from_secs(5))).await.unwrap();
     let policy = Policy::parse(POLICY, &|_| None).unwrap();
     let builder = Limiter::builder(policy).store(store).digest_key(DigestKey::new([7; 16]));
-    let node = builder.secrets(Secret::new(&[9; 32]).unwrap()).build();
+    let node = builder.build().unwrap();
     let whom = ListEntry::parse("203.0.113.0/24").unwrap();
     let id = whom.ban_id(DigestKey::new([7; 16]));
     let ban = Ban { whom, reason: "scraping".into(), by: "ops".into(), from: Timestamp::EPOCH, until: Timestamp::MAX };
@@ -131,8 +132,7 @@ async fn a_name_that_no_sentinel_knows_is_refused_with_the_reasons() {
     let primary = TcpServer::start(&[]);
     let sentinel = TcpServer::start_sentinel(primary.port);
     let url = format!("redis+sentinel://127.0.0.1:{},127.0.0.1:{}/other", free_port(), sentinel.port);
-    let error =
-        RedisStore::open(RedisOptions::new(url.parse().unwrap(), KeyId::from_u32(1))).await.unwrap_err().to_string();
+    let error = RedisStore::open(RedisOptions::new(url.parse().unwrap(), secret(9))).await.unwrap_err().to_string();
     assert!(error.contains("does not know other") && error.contains("refused"), "{error}");
 }
 
@@ -146,7 +146,7 @@ async fn a_replica_is_not_used_although_a_sentinel_names_it() {
     let (wrong, right) = (TcpServer::start_sentinel(replica.port), TcpServer::start_sentinel(primary.port));
     let open = |sentinels: String| {
         let url = format!("redis+sentinel://{sentinels}/main").parse().unwrap();
-        RedisStore::open(RedisOptions::new(url, KeyId::from_u32(1)))
+        RedisStore::open(RedisOptions::new(url, secret(9)))
     };
     let error = open(format!("127.0.0.1:{}", wrong.port)).await.unwrap_err().to_string();
     assert!(error.contains(&format!("127.0.0.1:{} is a replica", replica.port)), "{error}");

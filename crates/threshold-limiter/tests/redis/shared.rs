@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use threshold_core::control::ControlChange;
 use threshold_core::policy::{Ban, ListEntry};
-use threshold_core::{DigestKey, KeyId, Timestamp};
-use threshold_limiter::store::Store as _;
+use threshold_core::{DigestKey, Secrets, Timestamp};
 use threshold_limiter::store::redis::{RedisOpenError, RedisOptions, RedisStore};
-use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, Policy, Secret};
+use threshold_limiter::store::{AnyStore, Store as _};
+use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, Policy};
 use tokio::task::JoinSet;
 
-use crate::process::RedisServer;
+use crate::process::{RedisServer, secret};
 
 type Node = Arc<Limiter<RedisStore>>;
 
@@ -22,7 +22,7 @@ async fn nodes(server: &RedisServer, count: usize, policy: &str) -> Vec<Node> {
     for _ in 0..count {
         let policy = Policy::parse(policy, &|_| None).unwrap();
         let builder = Limiter::builder(policy).store(server.open().await).digest_key(DigestKey::new([7; 16]));
-        nodes.push(Arc::new(builder.secrets(Secret::new(&[9; 32]).unwrap()).build()));
+        nodes.push(Arc::new(builder.build().unwrap()));
     }
     nodes
 }
@@ -160,19 +160,64 @@ async fn a_ban_on_one_node_holds_on_all() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_with_another_secret_does_not_start() {
     let server = RedisServer::start();
-    let open = |key, old| {
-        RedisStore::open(RedisOptions::new(server.url().parse().unwrap(), KeyId::from_u32(key)).old_key(old))
-    };
-    open(1, None).await.unwrap();
-    open(1, None).await.unwrap();
-    let refused = open(2, None).await.unwrap_err();
+    let open = |secrets: Secrets| RedisStore::open(RedisOptions::new(server.url().parse().unwrap(), secrets));
+    open(secret(1).into()).await.unwrap();
+    open(secret(1).into()).await.unwrap();
+    let refused = open(secret(2).into()).await.unwrap_err();
     assert!(matches!(refused, RedisOpenError::OtherSecret { .. }), "{refused}");
-    assert!(refused.to_string().contains("00000001"), "{refused}");
+    assert!(refused.to_string().contains(&secret(1).key_id().to_string()), "{refused}");
     // A rotation: the old secret is known, and the new one is from now on.
-    open(2, Some(KeyId::from_u32(1))).await.unwrap();
+    open(Secrets::new(secret(2)).with_old(secret(1)).unwrap()).await.unwrap();
     // The nodes with the old secret alone have ended more than ten seconds ago.
     server.cli(&["DEL", "th:{control}nodes", "th:{control}members"]);
-    open(2, None).await.unwrap();
+    open(secret(2).into()).await.unwrap();
+}
+
+/// A new user gave the secret to the store and not to the limiter, which drew another one: each of two processes admitted the whole
+/// limit, refused the other's receipts, and nothing was said.
+#[tokio::test(flavor = "multi_thread")]
+async fn limiters_without_secrets_of_their_own_share_the_limits_of_the_store() {
+    let server = RedisServer::start();
+    let open = async || {
+        let policy = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '5/day'\nalgorithm = 'fixed-window'\non_store_error = 'closed'";
+        let store = AnyStore::other(Arc::new(server.open().await));
+        Limiter::builder(Policy::parse(policy, &|_| None).unwrap()).store(store).build().unwrap()
+    };
+    let (one, other) = (open().await, open().await);
+    let ada = Facts { user: Some("ada"), ..Facts::default() };
+    let (_, receipt) = one.check_with_receipt_async(&ada).await.unwrap();
+    let mut admitted = 1;
+    for node in [&one, &other].into_iter().cycle().take(10) {
+        admitted += usize::from(node.check_async(&ada).await.unwrap().allowed());
+    }
+    assert_eq!(admitted, 5);
+    assert_eq!(one.key_id(), secret(9).key_id());
+    let receipt = other.read_receipt(&one.sign(&receipt.unwrap())).unwrap();
+    assert!(other.refund_async(&receipt).await.unwrap());
+}
+
+/// The secret of the limiter was another one than that of its store, and the nodes shared nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limiter_with_other_secrets_than_its_store_is_not_built() {
+    let server = RedisServer::start();
+    let rotated = |present, old| Secrets::new(secret(present)).with_old(secret(old)).unwrap();
+    let build = async |secrets: Secrets| {
+        let builder = Limiter::builder(Policy::parse("", &|_| None).unwrap()).store(Arc::new(server.open().await));
+        builder.secrets(secrets).build().map(|limiter| limiter.key_id())
+    };
+    assert_eq!(build(secret(9).into()).await, Ok(secret(9).key_id()));
+    let [right, wrong] = [9, 8].map(|byte| secret(byte).key_id());
+    let refused = build(secret(8).into()).await.unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        format!(
+            "the limiter was given the secret {wrong}, and its store was opened with the secret {right}: give the secrets to the store \
+             alone"
+        )
+    );
+    // Otherwise the limiter would look for records under the old secret, and its store would not know that one.
+    let refused = build(rotated(9, 8)).await.unwrap_err().to_string();
+    assert!(refused.contains(&format!("given the secret {right} and the old secret {wrong}")), "{refused}");
 }
 
 /// The server is killed and comes back on the same socket. Requests are decided by `on_store_error` in between and marked, and

@@ -21,8 +21,12 @@ async fn the_charges_of_a_subject_with_strikes_are_additions() {
                   [[rule]]\nname = 'user'\nper = ['user']\nlimit = '2/s'\nladder = 'l'\nstrike = 'request'";
     let clock = Arc::new(ManualClock::new(start));
     let policy = Policy::parse(policy, &|_| None).unwrap();
-    let limiter =
-        Limiter::builder(policy).store(server.open().await).clock(clock).digest_key(DigestKey::new([7; 16])).build();
+    let limiter = Limiter::builder(policy)
+        .store(server.open().await)
+        .clock(clock)
+        .digest_key(DigestKey::new([7; 16]))
+        .build()
+        .unwrap();
     let facts = Facts { user: Some("ada"), tenant: Some("acme"), ..Facts::default() };
     let mut allowed = 0;
     for _ in 0..3 {

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use threshold_core::{DigestKey, Span, Timestamp};
 use threshold_limiter::store::redis::RedisStore;
-use threshold_limiter::{Attempted, Layer, Limit, Limiter, LoginRequest, ManualClock, Policy, Secret};
+use threshold_limiter::{Attempted, Layer, Limit, Limiter, LoginRequest, ManualClock, Policy};
 
 use crate::process::RedisServer;
 
@@ -20,8 +20,8 @@ async fn node(server: &RedisServer, now: Timestamp) -> Node {
         .store(server.open().await)
         .clock(ManualClock::new(now))
         .digest_key(DigestKey::new([7; 16]))
-        .secrets(Secret::new(&[9; 32]).unwrap())
         .build()
+        .unwrap()
 }
 
 /// Two nodes an hour apart shared a Redis. Pauses through one of them lasted an hour longer, and it told locked-out users to wait

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
-use threshold_core::KeyId;
 use threshold_limiter::store::Store as _;
 use threshold_limiter::store::redis::{RedisOpenError, RedisOptions, RedisStore};
-use threshold_limiter::{Facts, Limiter, Policy, Secret};
+use threshold_limiter::{Facts, Limiter, Policy};
 
-use crate::process::PATIENCE;
+use crate::process::{PATIENCE, secret};
 use crate::tcp::{Folder, TcpServer};
 
 pub(crate) type Authority = CertifiedIssuer<'static, KeyPair>;
@@ -53,7 +52,7 @@ async fn admitted_of_five(open: impl AsyncFn() -> RedisStore) -> usize {
     let mut nodes = Vec::new();
     for _ in 0..2 {
         let policy = Policy::parse(policy, &|_| None).unwrap();
-        nodes.push(Limiter::builder(policy).store(open().await).secrets(Secret::new(&[9; 32]).unwrap()).build());
+        nodes.push(Limiter::builder(policy).store(open().await).build().unwrap());
     }
     let mut admitted = 0;
     for node in nodes.iter().cycle().take(10) {
@@ -65,7 +64,7 @@ async fn admitted_of_five(open: impl AsyncFn() -> RedisStore) -> usize {
 }
 
 fn options(server: &TcpServer, host: &str) -> RedisOptions {
-    RedisOptions::new(format!("rediss://{host}:{}", server.port).parse().unwrap(), KeyId::from_u32(1))
+    RedisOptions::new(format!("rediss://{host}:{}", server.port).parse().unwrap(), secret(9))
 }
 
 async fn refusal(options: RedisOptions) -> String {
@@ -86,7 +85,7 @@ async fn a_server_is_used_only_if_its_certificate_is_of_the_authority_and_names_
     assert!(error.contains("not valid for name") || error.contains("NotValidForName"), "{error}");
     // A connection without TLS is not accepted in its place.
     let plain = format!("redis://localhost:{}", server.port).parse().unwrap();
-    assert!(RedisStore::open(RedisOptions::new(plain, KeyId::from_u32(1))).await.is_err());
+    assert!(RedisStore::open(RedisOptions::new(plain, secret(9))).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,7 +123,7 @@ async fn nodes_share_limits_on_a_cluster_that_speaks_only_tls() {
     }
     let open = async || {
         let url = format!("rediss+cluster://{}", places.join(",")).parse().unwrap();
-        RedisStore::open(RedisOptions::new(url, KeyId::from_u32(1)).authorities(ours.pem())).await.unwrap()
+        RedisStore::open(RedisOptions::new(url, secret(9)).authorities(ours.pem())).await.unwrap()
     };
     assert_eq!(admitted_of_five(open).await, 5);
 }
@@ -140,7 +139,7 @@ async fn nodes_share_limits_behind_a_sentinel_that_speaks_only_tls() {
     let sentinel = TcpServer::start_tls_sentinel(primary.port, &own);
     let open = async || {
         let url = format!("rediss+sentinel://127.0.0.1:{}/main", sentinel.port).parse().unwrap();
-        RedisStore::open(RedisOptions::new(url, KeyId::from_u32(1)).authorities(ours.pem())).await.unwrap()
+        RedisStore::open(RedisOptions::new(url, secret(9)).authorities(ours.pem())).await.unwrap()
     };
     assert_eq!(admitted_of_five(open).await, 5);
 }
@@ -150,10 +149,10 @@ async fn nodes_share_limits_behind_a_sentinel_that_speaks_only_tls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_without_tls_and_unreadable_ones_are_refused() {
     let ours = authority("ours");
-    let plain = || RedisOptions::new("redis://localhost:1".parse().unwrap(), KeyId::from_u32(1));
+    let plain = || RedisOptions::new("redis://localhost:1".parse().unwrap(), secret(9));
     let refused = RedisStore::open(plain().authorities(ours.pem())).await.unwrap_err();
     assert!(matches!(refused, RedisOpenError::Tls(_)) && refused.to_string().contains("rediss://"), "{refused}");
-    let tls = || RedisOptions::new("rediss://localhost:1".parse().unwrap(), KeyId::from_u32(1));
+    let tls = || RedisOptions::new("rediss://localhost:1".parse().unwrap(), secret(9));
     for pem in ["", "junk", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         let refused = tls().authorities(pem).check().unwrap_err();
         assert!(matches!(refused, RedisOpenError::Tls(_)), "{refused}");

@@ -63,7 +63,8 @@ impl<S: Store> Player for Played<'_, S> {
                         .clock(Arc::clone(&self.clock))
                         .digest_key(key)
                         .secrets(secret)
-                        .build(),
+                        .build()
+                        .unwrap(),
                 );
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use threshold_core::{KeyId, Secret, Secrets};
+use threshold_core::{Secret, Secrets};
 use threshold_limiter::store::redis::{RedisOptions, RedisStore, RedisUrl};
 
 use crate::cli::ServeArgs;
@@ -95,8 +95,7 @@ impl fmt::Display for StoreUrl {
 
 /// Makes the options of a store in Redis, with the certificates and the deadline of the command line or the environment.
 pub(super) fn options(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<RedisOptions> {
-    let old: Option<KeyId> = secrets.old().map(Secret::key_id);
-    let mut options = RedisOptions::new(url.clone(), secrets.present().key_id()).old_key(old);
+    let mut options = RedisOptions::new(url.clone(), secrets.clone());
     let ca = args.store_ca.clone().map_or_else(|| variable("THRESHOLD_STORE_CA"), |path| Ok(Some(path)))?;
     if let Some(path) = &ca {
         options = options.authorities(read_bytes(path, MAX_PEM)?);

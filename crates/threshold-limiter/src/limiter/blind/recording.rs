@@ -68,7 +68,7 @@ impl World {
         let policy = Policy::parse(&format!("{rule}{limit}\n"), &|_| None).unwrap();
         let (away, clock) = (Arc::default(), Arc::new(ManualClock::new(NOW)));
         let store = PartlyAway { memory: MemoryStore::new(policy.memory()), away: Arc::clone(&away) };
-        let limiter = Limiter::builder(policy).store(store).clock(Arc::clone(&clock)).build();
+        let limiter = Limiter::builder(policy).store(store).clock(Arc::clone(&clock)).build().unwrap();
         Self { limiter, clock, away }
     }
 

@@ -10,7 +10,9 @@ use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{Decision, Receipt, Secrets, Timestamp, TraceId};
 use threshold_limiter::store::EndError;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore};
-use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, Policy, Secret};
+use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, Policy};
+
+use crate::process::secret;
 
 /// How a node is started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -126,18 +128,11 @@ pub(super) enum Told {
 
 pub(super) type Node = Arc<Limiter<RedisStore>>;
 
-pub(super) fn secret(byte: u8) -> Secret {
-    Secret::new(&[byte; 32]).unwrap()
-}
-
 /// Starts a node, which follows the log as a server does, until it is dropped.
 pub(super) async fn open(opening: &Opening) -> Node {
-    let present = secret(opening.secret);
-    let old = opening.old.map(secret);
-    let options = RedisOptions::new(opening.url.parse().unwrap(), present.key_id()).deadline(opening.deadline);
-    let options = options.old_key(old.as_ref().map(Secret::key_id));
-    let secrets = Secrets::new(present);
-    let secrets = old.into_iter().fold(secrets, |secrets, old| secrets.with_old(old).unwrap());
+    let secrets = Secrets::new(secret(opening.secret));
+    let secrets = opening.old.into_iter().fold(secrets, |secrets, old| secrets.with_old(secret(old)).unwrap());
+    let options = RedisOptions::new(opening.url.parse().unwrap(), secrets).deadline(opening.deadline);
     let begun = Instant::now();
     let store = loop {
         match RedisStore::open(options.clone()).await {
@@ -147,7 +142,7 @@ pub(super) async fn open(opening: &Opening) -> Node {
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     let policy = Policy::parse(&opening.policy, &|_| None).unwrap();
-    let node = Arc::new(Limiter::builder(policy).store(store).secrets(secrets).build());
+    let node = Arc::new(Limiter::builder(policy).store(store).build().unwrap());
     let own = Arc::downgrade(&node);
     tokio::spawn(async move {
         while let Some(node) = own.upgrade() {

@@ -179,7 +179,8 @@ pub(super) fn without_store(policy: &str) -> Result<String, String> {
         .clock(clock)
         .digest_key(DigestKey::new([7; 16]))
         .secrets(secret)
-        .build();
+        .build()
+        .unwrap();
     runtime().block_on(async {
         let mut seen = String::new();
         for _ in 0..3 {
