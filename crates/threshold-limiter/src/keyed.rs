@@ -2,6 +2,7 @@
 
 mod hash;
 mod lines;
+mod pauses;
 mod table;
 #[cfg(feature = "wait")]
 mod until_ready;
@@ -18,9 +19,10 @@ use threshold_core::{Digest, Limit, Span, Timestamp, TraceId};
 use crate::clock::{Clock, SystemClock};
 #[cfg(feature = "wait")]
 use crate::limiter::wait::Waiters;
-use crate::store::Store as _;
 use crate::store::memory::{MemoryStore, Usage};
+use crate::store::{Store as _, StoreError};
 use hash::{Hashed, KeyHash};
+use pauses::Pauses;
 use table::PackedTable;
 
 /// The number of keys that a limiter has room for by default; the same as a policy's.
@@ -57,6 +59,7 @@ const BATCH: usize = 16;
 pub struct KeyLimiter<C = SystemClock> {
     limit: Limit,
     balances: Storage,
+    pauses: Pauses,
     clock: C,
     #[cfg(feature = "wait")]
     waiters: Waiters,
@@ -80,6 +83,10 @@ impl KeyDecision {
         let charged = if look.allowed { cost } else { 0 };
         let remaining = look.available.saturating_sub(charged);
         Self { allowed: look.allowed, remaining, at, ready: look.ready_at }
+    }
+
+    fn paused(now: Timestamp, until: Timestamp) -> Self {
+        Self { allowed: false, remaining: 0, at: now, ready: until }
     }
 
     /// Returns, for a denial, how long to wait before this cost fits; `None` if it was allowed or never will be.
@@ -181,6 +188,7 @@ impl<C: Clock> KeyLimiterBuilder<C> {
         KeyLimiter {
             limit,
             balances: Storage::new(limit, max_keys, clock.now()),
+            pauses: Pauses::default(),
             clock,
             #[cfg(feature = "wait")]
             waiters: Waiters::new(self.max_waiters.0, self.max_waiters.1),
@@ -205,12 +213,30 @@ impl<C: Clock> KeyLimiter<C> {
                 // The clock is read while the slot is on its way from memory.
                 table.prefetch(key);
                 let now = self.clock.now();
-                KeyDecision::new(table.check(key, cost, now), cost, now)
+                self.check_packed(table, key, cost, now)
             }
-            Storage::Any { secret, store } => {
-                check_any(&self.limit, store, digest(secret, key), cost, self.clock.now())
-            }
+            Storage::Any { secret, store } => self.check_any(store, digest(secret, key), cost, self.clock.now()),
         }
+    }
+
+    /// Denies every cost under this key for `length`, as a provider's own `Retry-After` asks for. A longer pause of the key
+    /// stays as it is. What the key has used is not changed.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use threshold_limiter::{KeyLimiter, Limit};
+    /// let providers = KeyLimiter::new(Limit::per_second(100));
+    /// // It answered 429 with `Retry-After: 30`.
+    /// providers.pause("api.example.com", Duration::from_secs(30))?;
+    /// assert!(providers.check("api.example.com").retry_after() > Some(Duration::from_secs(29)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Full`] if 10,000 other keys are paused.
+    pub fn pause<K: Hash + ?Sized>(&self, key: &K, length: Duration) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        self.pauses.add(self.identity(key), now.plus(length.into()), now)
     }
 
     /// Decides a cost of 1 under each of several keys, one after the other. The answers are those of one
@@ -236,14 +262,14 @@ impl<C: Clock> KeyLimiter<C> {
                     let hashed: ArrayVec<Hashed, BATCH> = batch.iter().map(|key| hash.hash(key)).collect();
                     hashed.iter().for_each(|key| table.prefetch(*key));
                     let now = self.clock.now();
-                    let decide = |key| KeyDecision::new(table.check(key, cost, now), cost, now);
+                    let decide = |key| self.check_packed(table, key, cost, now);
                     decisions.extend(hashed.into_iter().map(decide));
                 }
                 Storage::Any { secret, store } => {
                     let digests: ArrayVec<Digest, BATCH> = batch.iter().map(|key| digest(secret, key)).collect();
                     digests.iter().for_each(|key| store.prefetch(*key));
                     let now = self.clock.now();
-                    decisions.extend(digests.into_iter().map(|key| check_any(&self.limit, store, key, cost, now)));
+                    decisions.extend(digests.into_iter().map(|key| self.check_any(store, key, cost, now)));
                 }
             }
         }
@@ -255,6 +281,37 @@ impl<C: Clock> KeyLimiter<C> {
         match &self.balances {
             Storage::Packed { table, .. } => table.usage(),
             Storage::Any { store, .. } => store.usage(),
+        }
+    }
+
+    #[inline(always)]
+    fn check_packed(&self, table: &PackedTable, key: Hashed, cost: u64, now: Timestamp) -> KeyDecision {
+        if self.pauses.may_hold(now)
+            && let Some(until) = self.pauses.until(key.identity(), now)
+        {
+            return KeyDecision::paused(now, until);
+        }
+        KeyDecision::new(table.check(key, cost, now), cost, now)
+    }
+
+    // Never in line: in `check_cost` it would push the token bucket's path out of the instruction cache.
+    #[inline(never)]
+    fn check_any(&self, store: &MemoryStore, key: Digest, cost: u64, now: Timestamp) -> KeyDecision {
+        if self.pauses.may_hold(now)
+            && let Some(until) = self.pauses.until(key, now)
+        {
+            return KeyDecision::paused(now, until);
+        }
+        // Concurrency limits identify each hold by an id; other limits need none.
+        let id = if self.limit.is_concurrency() { crate::random_id() } else { TraceId::default() };
+        KeyDecision::new(store.check_one(key, &self.limit, cost, now, id).look, cost, now)
+    }
+
+    /// Returns the digest that stands for a key.
+    fn identity<K: Hash + ?Sized>(&self, key: &K) -> Digest {
+        match &self.balances {
+            Storage::Packed { hash, .. } => hash.hash(key).identity(),
+            Storage::Any { secret, .. } => digest(secret, key),
         }
     }
 }
@@ -277,12 +334,4 @@ fn digest<K: Hash + ?Sized>(secret: &[u8; 16], key: &K) -> Digest {
     let mut hasher = SipHasher13::new_with_key(secret);
     key.hash(&mut hasher);
     Digest::from_u128(hasher.finish128().as_u128())
-}
-
-// Never in line: in `check_cost` it would push the token bucket's path out of the instruction cache.
-#[inline(never)]
-fn check_any(limit: &Limit, store: &MemoryStore, key: Digest, cost: u64, now: Timestamp) -> KeyDecision {
-    // Concurrency limits identify each hold by an id; other limits need none.
-    let id = if limit.is_concurrency() { crate::random_id() } else { TraceId::default() };
-    KeyDecision::new(store.check_one(key, limit, cost, now, id).look, cost, now)
 }

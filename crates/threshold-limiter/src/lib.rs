@@ -78,7 +78,7 @@ pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
 #[cfg(feature = "memory")]
 pub use keyed::{KeyDecision, KeyLimiter, KeyLimiterBuilder};
-pub use limiter::{LimitDecision, Limiter, LimiterBuilder, LoginError, OtherSecrets, Reserved};
+pub use limiter::{LimitDecision, Limiter, LimiterBuilder, LoginError, OtherSecrets, PauseError, Reserved};
 pub use observer::{ObservedDecision, ObservedOperation, Observer, Operation, OperationResult, Refused, TokenRefused};
 pub use store::{ImmediateStore, Store};
 /// Everything that a decision is made of, where the names below are not enough.

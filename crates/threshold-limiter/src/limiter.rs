@@ -14,6 +14,7 @@ mod locks;
 mod login;
 mod many;
 mod names;
+mod pause;
 mod penalties;
 mod requests;
 mod rotation;
@@ -59,6 +60,7 @@ pub use jointly::{CreditError, JointDecision, JointError, JointRequest};
 pub use journaled::Journaled;
 pub use limit_decision::LimitDecision;
 pub use login::LoginError;
+pub use pause::PauseError;
 #[cfg(feature = "wait")]
 pub use wait::{MAX_WAITERS, Waited};
 
@@ -268,7 +270,8 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
         at_once(self.peek_async(facts))
     }
 
-    /// Charges a request that has already happened. Never denies; a cost that does not fit becomes debt.
+    /// Charges a request that has already happened. Never denies; a cost that does not fit becomes debt. A place in a concurrency
+    /// limit is held for the limit's `ttl`, unless the receipt is refunded.
     ///
     /// # Errors
     /// As for [`check`](Self::check), but a cost that never fits is charged too.
@@ -308,15 +311,6 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
     /// Returns an error if the reservation is unknown or has ended.
     pub fn release(&self, reservation: TraceId) -> Result<(), EndError> {
         at_once(self.release_async(reservation))
-    }
-
-    /// Denies a subject for `length`, as a provider's own `Retry-After` asks for. Returns whether any rule counts by this
-    /// subject alone.
-    ///
-    /// # Errors
-    /// Returns an error if the store cannot answer.
-    pub fn pause(&self, layer: Layer, key: &str, length: Duration) -> Result<bool, StoreError> {
-        at_once(self.pause_async(layer, key, length))
     }
 
     /// Resets what a subject has used, and its strikes.

@@ -180,7 +180,7 @@ async fn every_verb_returns_the_error_of_the_store() {
     assert_eq!(limiter.refund_async(receipt.as_ref().unwrap()).await, Err(DEAD));
     assert_eq!(limiter.commit_async(id, &ActualCost::default()).await, Err(EndError::Store(DEAD)));
     assert_eq!(limiter.release_async(id).await, Err(EndError::Store(DEAD)));
-    assert_eq!(limiter.pause_async(Layer::User, "u", Duration::from_secs(60)).await, Err(DEAD));
+    assert_eq!(limiter.pause_async(Layer::User, "u", Duration::from_secs(60)).await, Err(DEAD.into()));
     assert_eq!(limiter.forgive_async(Layer::User, "u").await, Err(DEAD));
     assert_eq!(limiter.reset_account_async("ada").await, Err(LoginError::Store(DEAD)));
     assert!(

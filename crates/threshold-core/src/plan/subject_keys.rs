@@ -47,6 +47,18 @@ impl Policy {
         keys
     }
 
+    /// Returns the keys of the budgets in which a rule counts a request with these facts, whatever its `match` says. There are none
+    /// if no rule has this name, or if the facts lack what it counts by.
+    #[must_use]
+    pub fn keys_of_rule(&self, rule: &str, facts: &Facts<'_>) -> SubjectKeys {
+        let mut keys = SubjectKeys::default();
+        let show: &mut ShowBudget<'_, '_> = &mut |_, _, key, (limit, _)| {
+            keys.balances.entry(key).or_insert(limit);
+        };
+        self.add_budgets_of(Wanted::Rule(rule), &Caller::new(facts, self), false, show);
+        keys
+    }
+
     /// Calls `show` with the budgets of one subject. A budget may come more than once; the first time it has the subject's own
     /// limit.
     pub(crate) fn each_budget_of<'p>(&'p self, layer: Layer, key: &str, show: &mut ShowBudget<'_, 'p>) {
@@ -126,17 +138,27 @@ impl Policy {
                 let mut caller = Caller::new(&facts, self);
                 // Set after the caller was made, which replaces the tier of a request by the subject's own.
                 caller.tier = tier.or(caller.tier);
-                self.add_budgets_of(layer, &caller, tier.is_none(), show);
+                self.add_budgets_of(Wanted::Subject(layer), &caller, tier.is_none(), show);
             }
         }
     }
 
-    fn add_budgets_of<'p>(&'p self, layer: Layer, caller: &Caller<'_>, of_others: bool, show: &mut ShowBudget<'_, 'p>) {
+    fn add_budgets_of<'p>(
+        &'p self,
+        wanted: Wanted<'_>,
+        caller: &Caller<'_>,
+        of_others: bool,
+        show: &mut ShowBudget<'_, 'p>,
+    ) {
         let mut known = Known::nothing();
         let mut identities = Identities::new(&mut known, caller, self);
         for rule in self.rules.iter() {
             let Some((identity, keyed)) = identities.of(rule.counted, rule) else { continue };
-            if !belongs(layer, &rule.per, keyed) {
+            let is_wanted = match wanted {
+                Wanted::Subject(layer) => belongs(layer, &rule.per, keyed),
+                Wanted::Rule(name) => *rule.name == *name && keyed != Keyed::Missing,
+            };
+            if !is_wanted {
                 continue;
             }
             let unit = self.limit_of(rule, caller).map_or(Unit::Count, |(measured, _)| measured.cost.unit());
@@ -170,6 +192,15 @@ impl Policy {
         }
         limits
     }
+}
+
+/// Which budgets of a caller are searched.
+#[derive(Clone, Copy)]
+enum Wanted<'a> {
+    /// Those that belong to a subject of this layer alone.
+    Subject(Layer),
+    /// Those of the rule with this name.
+    Rule(&'a str),
 }
 
 /// Returns whether a budget counted by `per` is this subject's alone.

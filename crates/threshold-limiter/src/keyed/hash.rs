@@ -13,6 +13,7 @@ use std::hash::{Hash, Hasher};
 use std::slice;
 
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use threshold_core::Digest;
 
 /// The coefficients: for the length and eight words of a text, which is a name, an address or a digest in hexadecimal; for
 /// the mark at the end; and two to spare, for a tuple of such a text with integers.
@@ -35,6 +36,13 @@ pub(super) struct Hashed {
     pub(super) tag: u64,
     /// Chooses the line where the probe begins, and its stride.
     pub(super) place: u64,
+}
+
+impl Hashed {
+    /// Returns both halves as the digest that stands for the key.
+    pub(super) fn identity(self) -> Digest {
+        Digest::from_u128(u128::from(self.tag) << 64 | u128::from(self.place))
+    }
 }
 
 impl KeyHash {

@@ -4,10 +4,10 @@ use std::hash::Hash;
 use std::iter::once;
 use std::time::Duration;
 
-use threshold_core::{Digest, Timestamp};
+use threshold_core::Timestamp;
 use tokio::time::{Instant, timeout_at};
 
-use super::{KeyDecision, KeyLimiter, Storage, digest};
+use super::{KeyDecision, KeyLimiter};
 use crate::clock::Clock;
 use crate::limiter::wait::queues::Turn;
 use crate::limiter::wait::{FOREVER, TICK};
@@ -50,7 +50,8 @@ impl<C: Clock> KeyLimiter<C> {
         // A millisecond of grace, because the timer and the limiter's clock are not read at the same moment.
         let deadline = arrived.checked_add(at_most.min(FOREVER).saturating_add(TICK)).unwrap_or(arrived);
         let mut place = self.waiters.arrive();
-        let queue = self.queue_of(key);
+        // Two keys with one queue would only wait for each other.
+        let queue = self.identity(key);
         loop {
             let now = Instant::now();
             let left = deadline.saturating_duration_since(now);
@@ -71,17 +72,6 @@ impl<C: Clock> KeyLimiter<C> {
             };
             let again = now.checked_add(wait).unwrap_or(deadline).min(deadline);
             let _ = timeout_at(again, place.notified()).await;
-        }
-    }
-
-    /// Returns the queue of a key. Two keys with one queue would only wait for each other.
-    fn queue_of<K: Hash + ?Sized>(&self, key: &K) -> Digest {
-        match &self.balances {
-            Storage::Packed { hash, .. } => {
-                let hashed = hash.hash(key);
-                Digest::from_u128(u128::from(hashed.tag) << 64 | u128::from(hashed.place))
-            }
-            Storage::Any { secret, .. } => digest(secret, key),
         }
     }
 }

@@ -112,20 +112,6 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.end(Operation::Release, Command::Release { id: reservation }).await
     }
 
-    /// Does what [`pause`](Self::pause) does, on any store.
-    ///
-    /// # Errors
-    /// Returns an error if the store cannot answer.
-    pub async fn pause_async(&self, layer: Layer, key: &str, length: Duration) -> Result<bool, StoreError> {
-        let keys = self.policy().keys_of(layer, key);
-        let (known, first) = (!keys.balances.is_empty(), keys.all().next());
-        self.perform(Operation::Pause, first, async {
-            self.execute(Command::Pause { keys, length: length.into() }).await.map(drop)
-        })
-        .await?;
-        Ok(known)
-    }
-
     /// Does what [`forgive`](Self::forgive) does, on any store.
     ///
     /// # Errors

@@ -142,7 +142,7 @@ impl<S: Store, C: Clock> Verbs<'_, S, C> {
         let key = args["key"].as_str().unwrap_or_default();
         let length = Duration::from_secs(args["seconds"].as_u64().unwrap_or(0));
         let ok = match verb {
-            "pause" => self.0.pause_async(layer, key, length).await.unwrap_or(false),
+            "pause" => self.0.pause_async(layer, key, length).await.is_ok(),
             _ => self.0.forgive_async(layer, key).await.is_ok(),
         };
         json!({"ok": ok})

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use threshold_core::control::ControlChange;
 use threshold_core::policy::{Ban, Layer, Owner, Setting};
-use threshold_core::{Digest, Span, Timestamp};
-use threshold_limiter::LoginError;
+use threshold_core::{Digest, Facts, Span, Timestamp};
 use threshold_limiter::store::{AccountChange, Command, StoreError};
+use threshold_limiter::{LoginError, PauseError};
 
 use super::Desk;
 use super::audit::{Entry, moment};
@@ -259,31 +259,61 @@ impl Desk {
     /// Unlike other changes it is made by callers, as often as their providers answer with Retry-After. So it does not wait
     /// for the disk, at most ten a second are recorded, and it is made even if it cannot be recorded.
     pub(crate) async fn pause(&self, who: &str, layer: Layer, key: &str, seconds: u64) -> Result<bool, OperationError> {
-        if !(1..=MAX_PAUSE).contains(&seconds) {
-            return Err(OperationError::invalid("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
-        }
+        let length = pause_length(seconds)?;
         let key = &*self
             .policy()
             .subject_key(layer, key)
             .map_err(|error| OperationError::invalid("key", error.to_string()))?;
-        let (length, now) = (Span::from_secs(seconds), self.now());
-        let known = self.limiter.pause_async(layer, key, length.into()).await?;
-        // The audit follows the change here. A pause that no rule counts by changes nothing, and is not recorded.
-        if known && let Some(left_out) = self.pauses.sample(now) {
-            let left_out = if left_out > 0 { format!(", {left_out} before it are left out") } else { String::new() };
-            let action = format!("pause: {seconds} s, until {}{left_out}", moment(now.plus(length)));
-            match self.begin(Entry { who, action, layer: layer.name(), key: &self.audited_key(layer, key), why: "" }) {
-                Ok(change) => change.confirm(),
-                Err(_) => tracing::warn!("pause not recorded: the audit is full"),
-            }
+        match self.limiter.pause_async(layer, key, length.into()).await {
+            Ok(()) => {}
+            Err(PauseError::Store(error)) => return Err(error.into()),
+            // A pause that no rule counts by changes nothing, and is not recorded.
+            Err(_) => return Ok(false),
         }
-        Ok(known)
+        self.record_pause(who, length, (layer.name(), &self.audited_key(layer, key)));
+        Ok(true)
+    }
+
+    /// Denies for a while what a rule counts under the same key as a request with these facts.
+    pub(crate) async fn pause_rule(
+        &self,
+        who: &str,
+        rule: &str,
+        facts: &Facts<'_>,
+        seconds: u64,
+    ) -> Result<(), OperationError> {
+        let length = pause_length(seconds)?;
+        self.limiter.pause_rule_async(rule, facts, length.into()).await.map_err(|error| match error {
+            PauseError::Store(error) => error.into(),
+            error => OperationError::invalid("rule", error.to_string()),
+        })?;
+        self.record_pause(who, length, ("rule", rule));
+        Ok(())
+    }
+
+    /// Records a pause after it was made.
+    fn record_pause(&self, who: &str, length: Span, (layer, key): (&str, &str)) {
+        let now = self.now();
+        let Some(left_out) = self.pauses.sample(now) else { return };
+        let left_out = if left_out > 0 { format!(", {left_out} before it are left out") } else { String::new() };
+        let action = format!("pause: {} s, until {}{left_out}", length.secs_ceil(), moment(now.plus(length)));
+        match self.begin(Entry { who, action, layer, key, why: "" }) {
+            Ok(change) => change.confirm(),
+            Err(_) => tracing::warn!("pause not recorded: the audit is full"),
+        }
     }
 
     /// Waits until a change is on disk.
     pub(super) async fn acknowledged(&self) -> Result<(), OperationError> {
         self.wait_until_saved(SAVE_TIMEOUT).await.map_err(|_| OperationError::NotSaved)
     }
+}
+
+fn pause_length(seconds: u64) -> Result<Span, OperationError> {
+    if !(1..=MAX_PAUSE).contains(&seconds) {
+        return Err(OperationError::invalid("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
+    }
+    Ok(Span::from_secs(seconds))
 }
 
 /// Trims a reason, and refuses an empty or too long one.

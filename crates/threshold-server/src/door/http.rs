@@ -194,9 +194,19 @@ async fn pause(
     headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let PauseBody { layer, key, seconds } = read(&body)?;
+    let PauseBody { layer, key, rule, request, seconds } = read(&body)?;
     let who = caller_name(&headers, &app);
-    let ok = app.desk.pause(&who, layer.0, key.as_str(), seconds.number()).await?;
+    let ok = match (layer, rule) {
+        (Some(layer), None) => app.desk.pause(&who, layer.0, key.as_str(), seconds.number()).await?,
+        (None, Some(rule)) => {
+            request.without_reservation()?;
+            let lists = request.lists();
+            let facts = request.facts(&lists, TraceId::default());
+            app.desk.pause_rule(&who, rule.as_str(), &facts, seconds.number()).await?;
+            true
+        }
+        _ => return Err(ApiError::bad("layer", "a pause takes a layer and its key, or a rule and a request")),
+    };
     Ok(json(StatusCode::OK, &DoneBody { ok, first: None }))
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use threshold_limiter::store::{Kind, Store as _};
-use threshold_limiter::{Attempted, Facts, Layer, LoginError, LoginRequest};
+use threshold_limiter::{Attempted, Facts, Layer, LoginError, LoginRequest, PauseError};
 
 use super::node::{self, Node, Opening};
 use crate::process::{Cluster, PATIENCE, RedisServer};
@@ -84,12 +84,13 @@ async fn a_rotation_after_a_ban_loses_nothing() {
 async fn after_a_ban_a_key_that_no_rule_counts_is_paused_and_forgiven() {
     let server = RedisServer::start();
     let node = open(&server, 1, None).await;
-    assert!(!node.pause_async(Layer::Tenant, "x", Duration::from_secs(60)).await.unwrap());
+    let nothing = Err(PauseError::NoSubject);
+    assert_eq!(node.pause_async(Layer::Tenant, "x", Duration::from_secs(60)).await, nothing);
     node.forgive_async(Layer::Tenant, "x").await.unwrap();
     node::ban(&node, "eve").await.unwrap();
     let paused = node.pause_async(Layer::Tenant, "x", Duration::from_secs(60)).await;
     let forgiven = node.forgive_async(Layer::Tenant, "x").await;
-    assert_eq!((paused, forgiven), (Ok(false), Ok(())));
+    assert_eq!((paused, forgiven), (nothing, Ok(())));
     assert_eq!(check(&node, "ada", 2).await, (2, 0));
 }
 

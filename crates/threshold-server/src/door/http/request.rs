@@ -2,7 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use threshold_limiter::api::{LayerName, Pairs, Text, Whole};
+use threshold_limiter::api::{LayerName, Pairs, RequestBody, Text, Whole};
 
 /// Ends a reservation with its actual cost. A cost that is left out stays as it was reserved.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -35,15 +35,22 @@ pub(super) struct RefundBody<'a> {
     pub(super) receipt: Text<'a>,
 }
 
-/// Denies a subject for a while.
+/// Denies a subject for a while, or what a rule counts under one key.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "Pause")]
 pub(super) struct PauseBody<'a> {
-    pub(super) layer: LayerName,
+    /// The layer of the subject; not with a rule.
+    pub(super) layer: Option<LayerName>,
     /// The address, tenant, user or endpoint; empty for the global layer.
     #[serde(borrow, default)]
     pub(super) key: Text<'a>,
+    /// The name of a rule, in place of a layer.
+    #[serde(borrow)]
+    pub(super) rule: Option<Text<'a>>,
+    /// What the rule counts by, as in a check.
+    #[serde(borrow, default)]
+    pub(super) request: RequestBody<'a>,
     /// For how many seconds, at most a year.
     #[schemars(range(min = 1, max = 31_536_000))]
     pub(super) seconds: Whole,

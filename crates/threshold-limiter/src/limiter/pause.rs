@@ -1,0 +1,89 @@
+//! Pauses: a key is denied for a while, as a provider's own `Retry-After` asks for.
+
+use std::time::Duration;
+
+use threshold_core::Facts;
+use threshold_core::command::Command;
+use threshold_core::plan::SubjectKeys;
+use threshold_core::policy::Layer;
+
+use super::Limiter;
+use crate::clock::Clock;
+use crate::observer::Operation;
+use crate::store::{ImmediateStore, Store, StoreError, at_once};
+
+/// Why nothing was paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PauseError {
+    /// No rule counts by this subject alone.
+    #[error("no rule counts by this subject alone: pause_rule pauses what a rule counts by, such as a host")]
+    NoSubject,
+    /// No rule has this name, or the facts lack what it counts by.
+    #[error("no rule has this name, or the facts lack what it counts by")]
+    NoRule,
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
+    /// Denies a subject for `length`, under every rule that counts by it alone.
+    ///
+    /// # Errors
+    /// Returns an error if no rule counts by this subject alone, or if the store cannot answer.
+    pub fn pause(&self, layer: Layer, key: &str, length: Duration) -> Result<(), PauseError> {
+        at_once(self.pause_async(layer, key, length))
+    }
+
+    /// Denies for `length` whatever a rule counts under the same key as a request with these facts, as a provider's own
+    /// `Retry-After` asks for. Only what the rule counts by has to be in them; its `match` does not matter.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use threshold_limiter::threshold_core::policy::{Per, Rule};
+    /// use threshold_limiter::{Facts, Limit, Limiter, Policy};
+    ///
+    /// let rule = Rule::builder("provider").per([Per::Host]).limit(Limit::per_second(10));
+    /// let limiter = Limiter::new(Policy::builder().rule(rule).build()?);
+    /// let call = Facts { host: Some("api.example.com"), ..Facts::default() };
+    /// assert!(limiter.check(&call)?.allowed());
+    /// // It answered 429 with `Retry-After: 30`.
+    /// limiter.pause_rule("provider", &call, Duration::from_secs(30))?;
+    /// assert_eq!(limiter.check(&call)?.retry_after_secs(), Some(30));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if no rule has this name, if the facts lack what it counts by, or if the store cannot answer.
+    pub fn pause_rule(&self, rule: &str, facts: &Facts<'_>, length: Duration) -> Result<(), PauseError> {
+        at_once(self.pause_rule_async(rule, facts, length))
+    }
+}
+
+impl<S: Store, C: Clock> Limiter<S, C> {
+    /// Does what [`pause`](Self::pause) does, on any store.
+    ///
+    /// # Errors
+    /// As for [`pause`](Self::pause).
+    pub async fn pause_async(&self, layer: Layer, key: &str, length: Duration) -> Result<(), PauseError> {
+        let keys = self.policy().keys_of(layer, key);
+        self.pause_keys(keys, length, PauseError::NoSubject).await
+    }
+
+    /// Does what [`pause_rule`](Self::pause_rule) does, on any store.
+    ///
+    /// # Errors
+    /// As for [`pause_rule`](Self::pause_rule).
+    pub async fn pause_rule_async(&self, rule: &str, facts: &Facts<'_>, length: Duration) -> Result<(), PauseError> {
+        let keys = self.policy().keys_of_rule(rule, facts);
+        self.pause_keys(keys, length, PauseError::NoRule).await
+    }
+
+    async fn pause_keys(&self, keys: SubjectKeys, length: Duration, none: PauseError) -> Result<(), PauseError> {
+        let Some(first) = keys.balances.keys().next().copied() else { return Err(none) };
+        let pause = Command::Pause { keys, length: length.into() };
+        self.perform(Operation::Pause, Some(first), async { self.execute(pause).await.map(drop) }).await?;
+        Ok(())
+    }
+}
