@@ -6,7 +6,10 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use axum::body::Body;
 use axum::extract::Request;
+use axum::extract::connect_info::MockConnectInfo;
+use axum::http::StatusCode;
 use axum::middleware::map_request;
 use axum::{Router, routing::get};
 use threshold_limiter::threshold_core::policy::Rule;
@@ -14,6 +17,7 @@ use threshold_limiter::tower::{PeerAddr, ThresholdLayer};
 use threshold_limiter::{Layer, Limit, Limiter, Policy};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
+use tower::ServiceExt as _;
 
 fn app(layer: ThresholdLayer) -> Router {
     Router::new().route("/", get(|| async { "hello" })).layer(layer)
@@ -73,6 +77,20 @@ async fn an_inserted_peer_address_goes_before_axums() {
     let server = serve(app(ThresholdLayer::per_ip("1/min").unwrap()).layer(map_request(insert))).await;
     assert_eq!(status(server, "127.0.0.1").await, "200");
     assert_eq!(status(server, "127.0.0.2").await, "429");
+}
+
+/// A user tested an app with `oneshot` and axum's `MockConnectInfo`, which stands for a connection everywhere else in axum, and
+/// every request was answered with 500.
+#[tokio::test]
+async fn a_test_without_a_connection_gives_its_address_as_axum_has_it() {
+    let app = app(ThresholdLayer::per_ip("1/min").unwrap());
+    let ask = async |from: [u8; 4]| {
+        let app = app.clone().layer(MockConnectInfo(SocketAddr::from((from, 1234))));
+        app.oneshot(Request::new(Body::empty())).await.unwrap().status()
+    };
+    assert_eq!(ask([203, 0, 113, 7]).await, StatusCode::OK);
+    assert_eq!(ask([203, 0, 113, 7]).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(ask([203, 0, 113, 8]).await, StatusCode::OK);
 }
 
 /// Collects log lines.

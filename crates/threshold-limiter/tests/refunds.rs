@@ -95,7 +95,7 @@ fn every_operation_sees_expired_reservations_as_released() {
         ("nothing", |_| ()),
         ("a request of another user", |limiter| drop(limiter.check(&user("other", 1)).unwrap())),
         ("a pause", |limiter| {
-            assert!(limiter.pause(threshold_limiter::Layer::User, "other", Duration::from_secs(1)).unwrap());
+            limiter.pause(threshold_limiter::Layer::User, "other", Duration::from_secs(1)).unwrap();
         }),
         ("the file of counters", |limiter| {
             let at = Timestamp::from(limiter.now());
@@ -119,4 +119,20 @@ fn every_operation_sees_expired_reservations_as_released() {
         clock.advance(Span::from_secs(16));
         assert_eq!(left(&limiter, "u1"), 8, "{what}");
     }
+}
+
+/// A user recorded finished jobs under a concurrency limit, and each took a place for the five minutes of its `ttl`: no page said so.
+/// docs/policy.md says it now, and how the place is given back.
+#[test]
+fn a_recorded_request_holds_its_place_until_its_receipt_is_refunded_or_its_time_is_up() {
+    let text = "[[rule]]\nname = 'jobs'\nper = ['user']\nlimit = '2'\nalgorithm = 'concurrency'\nttl = '5min'\n";
+    let clock = Arc::new(ManualClock::new(START));
+    let limiter = Limiter::builder(Policy::parse(text, &|_| None).unwrap()).clock(Arc::clone(&clock)).build();
+    let record = || limiter.record(&user("ada", 1)).unwrap().1.unwrap();
+    let (first, _second) = (record(), record());
+    assert!(!limiter.check(&user("ada", 1)).unwrap().allowed());
+    limiter.refund(&first).unwrap();
+    assert_eq!(left(&limiter, "ada"), 1);
+    clock.advance(Span::from_secs(300));
+    assert_eq!(left(&limiter, "ada"), 2);
 }
