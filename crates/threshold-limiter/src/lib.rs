@@ -1,23 +1,18 @@
 //! Threshold in your process: a policy, a bounded store and a clock.
 //!
 //! ```
+//! use threshold_limiter::threshold_core::policy::{Per, Rule};
 //! use threshold_limiter::{Facts, Limiter, Policy};
 //!
-//! let policy = Policy::parse(
-//!     r#"
-//!     [[rule]]
-//!     name = "posts"
-//!     per = ["user"]
-//!     limit = "2/h"
-//!     "#,
-//!     &|name| std::env::var(name).ok(),
-//! )?;
-//! let limiter = Limiter::new(policy);
-//! let facts = Facts { user: Some("u1"), ..Facts::default() };
-//! assert!(limiter.check(&facts)?.allowed());
-//! assert!(limiter.check(&facts)?.allowed());
-//! assert!(!limiter.check(&facts)?.allowed());
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let policy = Policy::builder().rule(Rule::builder("posts").per([Per::User]).limit("2/h")).build()?;
+//!     let limiter = Limiter::new(policy);
+//!     let facts = Facts { user: Some("u1"), ..Facts::default() };
+//!     assert!(limiter.check(&facts)?.allowed());
+//!     assert!(limiter.check(&facts)?.allowed());
+//!     assert!(!limiter.check(&facts)?.allowed());
+//!     Ok(())
+//! }
 //! ```
 //!
 //! # Features
@@ -95,6 +90,13 @@ pub use threshold_core::{
     BytesError, Decision, DigestKey, Facts, Limit, PlanError, Policy, PolicyError, Reading, Readings, Receipt, Secret,
     Secrets, Span, Timestamp, TraceId, Verdict,
 };
+
+// The Rust of the documentation, compiled and run as documentation tests. The package has neither these pages nor its tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+#[doc = include_str!("../../../docs/policy.md")]
+#[doc = include_str!("../../../docs/scale.md")]
+mod pages {}
 
 /// Fresh random bytes that nobody can guess.
 fn random<const N: usize>() -> [u8; N] {

@@ -9,6 +9,7 @@ mod login;
 mod mailer;
 mod outside;
 mod pages;
+mod programs;
 mod readme;
 mod running;
 mod weather;

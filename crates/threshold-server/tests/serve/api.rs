@@ -155,7 +155,7 @@ fn a_pause_denies_until_it_ends() {
     let denied = ask(client, "/v1/check", &user("u1"));
     assert_eq!((&denied["allowed"], &denied["retryAfter"]), (&json!(false), &json!(90)));
     assert_eq!(ask(client, "/v1/check", &user("u2"))["allowed"], true);
-    let pause = json!({"rule": "user", "request": {"user": "u3"}, "seconds": 90});
+    let pause = json!({"rule": "posts", "request": {"user": "u3"}, "seconds": 90});
     assert_eq!(ask(client, "/v1/pause", &pause), json!({"ok": true}));
     assert_eq!(ask(client, "/v1/check", &user("u3"))["retryAfter"], 90);
     // No rule of this policy counts by tenant alone.

@@ -146,7 +146,7 @@ fn the_other_bodies() {
         bad("/v1/pause", r#"{"layer": "users", "key": "u1", "seconds": 5}"#, "layer"),
         bad("/v1/pause", r#"{"layer": "user", "key": "u1", "rule": "r", "seconds": 5}"#, "layer"),
         bad("/v1/pause", r#"{"rule": "nowhere", "request": {"user": "u1"}, "seconds": 5}"#, "rule"),
-        bad("/v1/pause", r#"{"rule": "user", "request": {"ttlSec": 5}, "seconds": 5}"#, "ttlSec"),
+        bad("/v1/pause", r#"{"rule": "posts", "request": {"ttlSec": 5}, "seconds": 5}"#, "ttlSec"),
         bad("/v1/pause", r#"{"layer": "user", "key": "u1"}"#, "seconds"),
         bad("/v1/pause", r#"{"layer": "user", "key": "u1", "seconds": 0}"#, "seconds"),
         bad("/v1/pause", r#"{"layer": "user", "key": "u1", "seconds": 31536001}"#, "seconds"),

@@ -1,0 +1,91 @@
+//! The examples that are no servers: each runs to its end and prints what it did.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ::axum::Router;
+use ::axum::http::StatusCode;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+use crate::running::command;
+
+/// Runs an example to its end, and returns the lines that it has printed.
+#[track_caller]
+fn run(name: &str, variables: &[(&str, &str)]) -> Vec<String> {
+    let output = command(name, variables).output().unwrap();
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// A real provider answers 429 to the second call, and is not called a third time.
+#[test]
+fn a_provider_is_left_alone_for_as_long_as_it_asks() {
+    let runtime = Runtime::new().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let answer = move || {
+        let is_first = counted.fetch_add(1, Ordering::Relaxed) == 0;
+        let status = if is_first { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+        async move { (status, [("retry-after", "1800")]) }
+    };
+    runtime.spawn(async move { ::axum::serve(listener, Router::new().fallback(answer)).await });
+    let lines = run("provider", &[("PROVIDER", &url)]);
+    assert_eq!(lines.get(..2).unwrap(), ["200 OK", "429 Too Many Requests"]);
+    assert!(lines.last().unwrap().starts_with("not sent: wait 1"), "{lines:?}");
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn tokens_are_reserved_and_the_real_count_is_committed() {
+    let left = |tokens| format!("answered: {tokens} tokens are left");
+    let expect = [left(1_580), left(1_160), left(740), "not asked: 740 tokens are left".to_owned()];
+    assert_eq!(run("llm", &[]), expect);
+}
+
+#[test]
+fn limits_follow_a_table() {
+    let expect = ["acme: 50", "other: 3", "acme: 200", "other: 3", "acme: 3", "other: 3"];
+    assert_eq!(run("database", &[]), expect.map(|line| format!("{line} a minute")));
+}
+
+/// A Redis server on a socket in a folder of its own, until this value is dropped.
+struct Redis(Child, PathBuf);
+
+impl Redis {
+    fn start() -> Self {
+        let folder = std::env::temp_dir().join(format!("threshold-example-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut server = Command::new("redis-server");
+        server.args(["--port", "0", "--save", "", "--unixsocket"]).arg(folder.join("socket")).arg("--dir").arg(&folder);
+        let started = Self(server.stdout(Stdio::null()).spawn().expect("redis-server is installed"), folder);
+        let begun = Instant::now();
+        while std::os::unix::net::UnixStream::connect(started.1.join("socket")).is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "redis-server does not answer");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        started
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let _ = std::fs::remove_dir_all(&self.1);
+    }
+}
+
+#[test]
+fn two_processes_on_one_redis_share_a_limit() {
+    let redis = Redis::start();
+    let url = format!("redis+unix://{}", redis.1.join("socket").display());
+    let variables = [("REDIS", url.as_str()), ("THRESHOLD_SECRET", "the same secret in both processes")];
+    let lines = [run("redis", &variables), run("redis", &variables)].concat();
+    assert_eq!(lines, ["allowed", "allowed", "allowed", "allowed", "allowed", "denied"]);
+}
