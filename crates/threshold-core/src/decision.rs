@@ -128,9 +128,9 @@ pub struct Decision {
     pub warned_by: Option<WarnedBy>,
     /// The penalty that denied, if one did.
     pub penalty: Option<PenaltyInForce>,
-    /// Whether the binding limit denies because of a pause. Meaningful only if a limit denied: nothing else sets it, so that an
-    /// allowed request does not pay for it.
-    pub(crate) is_paused: bool,
+    /// Why the binding limit denies. Meaningful only if a limit denied: nothing else sets it, so that an allowed request does not pay
+    /// for it.
+    pub(crate) denied_for: Cause,
     /// How much the client may learn: as configured by the binding rule, or by the rules that led to the penalty.
     pub disclosure: Disclosure,
     /// The kind of list that decided, if one did.
@@ -166,7 +166,7 @@ impl Default for Decision {
             warning: false,
             warned_by: None,
             penalty: None,
-            is_paused: false,
+            denied_for: Cause::Limit,
             disclosure: Disclosure::Full,
             listed: None,
             degraded: None,

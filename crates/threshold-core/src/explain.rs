@@ -10,7 +10,7 @@ use crate::caller::{Caller, field_of};
 use crate::facts::Facts;
 use crate::limit::{Limit, Unit};
 use crate::path::PathError;
-use crate::policy::{Measured, Mismatch, OnMissing, Per, Policy, Rule, TierSource};
+use crate::policy::{Measured, Mismatch, NoLimit, OnMissing, Per, Policy, Rule, TierSource};
 use crate::text::is_hidden;
 
 pub use subject::{SubjectBudget, SubjectLadder};
@@ -30,8 +30,10 @@ pub enum Why {
     NotFallback,
     /// It has no limit for this request.
     Unlimited,
-    /// The request lacks this part of `per`, and the rule skips such requests.
+    /// The request lacks this part of `per`, or a tier of the policy, and the rule skips such requests.
     Skipped(String),
+    /// The request lacks it, and the rule denies such requests.
+    Denied(String),
 }
 
 impl fmt::Display for Why {
@@ -43,6 +45,7 @@ impl fmt::Display for Why {
             Self::NotFallback => f.write_str("a fallback, and another rule of its layer is met"),
             Self::Unlimited => f.write_str("met, and unlimited"),
             Self::Skipped(field) => write!(f, "no {field} is given, and the rule skips such requests"),
+            Self::Denied(field) => write!(f, "no {field} is given, and the rule denies such requests"),
         }
     }
 }
@@ -151,16 +154,21 @@ impl Policy {
             explained.why = Why::NotFallback;
             return explained;
         }
-        let Some((Measured { limit, cost, .. }, from)) = self.limit_of(rule, caller) else {
-            explained.why = Why::Unlimited;
-            return explained;
+        let (Measured { limit, cost, .. }, from, no_tier) = match self.limit_of(rule, caller) {
+            Ok((measured, from)) => (measured, from, None),
+            Err(NoLimit::NoTier) => (Measured::NEVER, None, Some("tier of the policy".to_owned())),
+            Err(NoLimit::Unlimited) => return Explained { why: Why::Unlimited, ..explained },
         };
-        let missing = rule.per.iter().find(|per| caller.part_text(per, rule, self).is_none());
-        if let Some(per) = missing
-            && rule.on_missing == OnMissing::Skip
-        {
-            explained.why = Why::Skipped(field_of(per));
-            return explained;
+        let missing = rule.per.iter().find(|per| caller.part_text(per, rule, self).is_none()).map(field_of);
+        match rule.on_missing {
+            // The address counts in place of an identity, and nothing in place of a tier.
+            OnMissing::Floor => explained.why = no_tier.map_or(Why::Met, Why::Denied),
+            OnMissing::Deny => explained.why = missing.or(no_tier).map_or(Why::Met, Why::Denied),
+            OnMissing::Skip => {
+                if let Some(missing) = missing.or(no_tier) {
+                    return Explained { why: Why::Skipped(missing), ..explained };
+                }
+            }
         }
         explained.limit = Some(limit);
         explained.unit = cost.unit();
@@ -177,10 +185,10 @@ impl Policy {
     fn key_text(&self, rule: &Rule, caller: &Caller<'_>) -> String {
         let implied = rule.is_by_category() && !rule.per.contains(&Per::Category);
         let part = |per: &Per| {
-            let floor = || caller.part_text(&Per::Ip, rule, self).map(|ip| format!("{per}→ip={ip}"));
+            let address = caller.part_text(&Per::Ip, rule, self).filter(|_| rule.on_missing == OnMissing::Floor);
             match caller.part_text(per, rule, self) {
                 Some(value) => format!("{per}={}", escaped(&value)),
-                None => floor().unwrap_or_else(|| format!("{per}=?")),
+                None => address.map_or_else(|| format!("{per}=?"), |ip| format!("{per}→ip={ip}")),
             }
         };
         let parts = rule.per.iter().chain(implied.then_some(&Per::Category)).map(part);

@@ -65,7 +65,7 @@ pub use rule::{
 pub(crate) use rule::{Measure, Measured, Shards, SubjectRule};
 pub use settings::{MAX_TIMES, Owner, Setting, SettingError};
 pub use subject_error::SubjectError;
-pub(crate) use tiers::{Source as TierSource, TiersInForce};
+pub(crate) use tiers::{NoLimit, Source as TierSource, TiersInForce};
 pub use token::{Claims, MAX_TOKEN, TokenError, TokenVerifier};
 pub(crate) use users::ScopedName;
 pub use users::UserScope;

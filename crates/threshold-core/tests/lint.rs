@@ -297,13 +297,44 @@ fn a_shorter_limit_that_is_no_tighter_cannot_bind() {
     // Limits by tier: every tier must be behind the other rule.
     let tiers = |pro: &str| {
         format!(
-            "[tiers.free]\nrequests = \"110/min\"\n[tiers.pro]\nrequests = \"{pro}\"\n{}{}",
+            "[identity]\ndefault_tier = \"free\"\n[tiers.free]\nrequests = \"110/min\"\n[tiers.pro]\nrequests = \"{pro}\"\n{}{}",
             rule("tiers", "[\"ip\"]", "limit = \"tier\""),
             rule("hour", "[\"ip\"]", "limit = \"110/h\"")
         )
     };
     check(&tiers("500/min"), &["cannot-bind \"tiers\""]);
     check(&tiers("60/min"), &[]);
+}
+
+/// A rule by tier without a default tier admitted 50 of 50 requests at 3 a minute from a caller whose tier was missing, unknown or in
+/// another case, and nobody was told.
+#[test]
+fn a_rule_by_tier_needs_a_default_and_tiers_that_differ_in_more_than_case() {
+    let tiers = |head: &str, rest: &str| {
+        let tiers = "[tiers.pro]\nrequests = \"3/min\"\n";
+        format!("{head}{tiers}{}", rule("plan", "[\"tenant\"]", rest))
+    };
+    let default = "[identity]\ndefault_tier = \"pro\"\n";
+    check(&tiers("", "limit = \"tier\""), &["no-default-tier \"plan\""]);
+    check(&tiers("", "limit = \"tier\"\nmode = \"observe\""), &["no-default-tier \"plan\""]);
+    check(&tiers("", "limit = \"tier\"\nallow = [\"no-default-tier: the gateway sets it\"]"), &[]);
+    check(&tiers(default, "limit = \"tier\""), &[]);
+    check(&tiers("", "limit = \"3/min\""), &[]);
+    // A limit with a name, which a tier has or only a tenant.
+    let burst = tiers("", "limit = \"tier:burst\"").replace("requests", "burst");
+    check(&burst, &["no-default-tier \"plan\""]);
+    check(&rule("plan", "[\"tenant\"]", "limit = \"tier:burst\""), &[]);
+    let said = |on_missing: &str| {
+        let source = tiers("", &format!("limit = \"tier\"\non_missing = \"{on_missing}\""));
+        Policy::review(&source, &|_| None).findings.remove(0).message
+    };
+    assert!(said("floor").contains("denies") && said("deny").contains("denies") && said("skip").contains("not limit"));
+    let two = |name: &str| tiers(default, "limit = \"tier\"") + &format!("[tiers.{name}]\nrequests = \"9/min\"\n");
+    check(&two("Pro"), &["tiers-alike pro"]);
+    check(&two("prof"), &[]);
+    assert!(
+        Policy::review(&two("Pro"), &|_| None).findings[0].message.ends_with("\"Pro\" and \"pro\" differ only in case")
+    );
 }
 
 /// A tier with `uploads = "0/day"` let everything through, and nobody was told.
@@ -549,7 +580,7 @@ fn what_belongs_to_no_rule_is_allowed_at_the_top() {
     // A limit by tier, so that the tiers matter, and every table below the rule: a rule ends where they begin.
     let rule = rule("tenant", "[\"tenant\"]", "limit = \"tier\"\nallow = [\"forgets: meant\"]");
     let policy = rule
-        + "[identity]\ntenant = \"header:x\"\n[tiers.free]\nmails = \"5/h\"\n[login]\nceiling = 200\n\
+        + "[identity]\ntenant = \"header:x\"\ndefault_tier = \"free\"\n[tiers.free]\nmails = \"5/h\"\n[login]\nceiling = 200\n\
            [[category]]\nname = \"all\"\n";
     let all = ["never-believed", "tier-without-category", "unknown-category", "high-ceiling", "matches-all"];
     let found = |source: &str| -> Vec<&str> {

@@ -184,12 +184,13 @@ fn rules_that_are_never_met_are_found() {
 #[test]
 fn tiers_that_leave_something_open_are_found() {
     let tier = |body: &str| format!("{body}\n{}", rule("limit = \"tier\""));
+    let free = "[identity]\ndefault_tier = \"free\"\n[tiers.free]\nrequests = \"1/h\"\n";
     check(&tier(""), &["no-tiers \"r\""]);
-    check(&tier("[tiers.free]\nrequests = \"1/h\""), &[]);
-    let ai = "[[category]]\nname = \"ai\"\npath = \"/ai/**\"\n[tiers.free]\nrequests = \"1/h\"";
+    check(&tier(free), &[]);
+    let ai = &format!("{free}[[category]]\nname = \"ai\"\npath = \"/ai/**\"\n");
     check(&tier(ai), &["tier-without-category free"]);
-    check(&tier("[tiers.free]\nrequests = \"1/h\"\nreqests = \"1/h\""), &["unknown-category reqests"]);
-    let bytes = "[tiers.free]\nrequests = \"1MB/h\"\n[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"tier\"\n";
+    check(&tier(&format!("{free}reqests = \"1/h\"")), &["unknown-category reqests"]);
+    let bytes = "[identity]\ndefault_tier = \"free\"\n[tiers.free]\nrequests = \"1MB/h\"\n[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"tier\"\n";
     check(bytes, &[]);
     check(&format!("{bytes}ladder = \"graduated\""), &["ladder-warns \"r\""]);
     check(&format!("{bytes}cost = \"tokens\""), &["impossible-limit \"1MB/h\""]);

@@ -3,7 +3,7 @@
 mod json;
 mod server;
 
-use threshold_core::explain::{Explained, PathReadings};
+use threshold_core::explain::{Explained, PathReadings, Why};
 use threshold_core::ledger::{Checked, Ledger};
 use threshold_core::limit::Algorithm;
 use threshold_core::path::{normalize_method, normalize_path};
@@ -146,8 +146,11 @@ fn met_lines(explained: &Explained<'_>, names: usize) -> String {
     let algorithm = limit.algorithm().map_or("deny", Algorithm::name);
     let from = explained.from.as_ref().map(|from| format!(" ({from})")).unwrap_or_default();
     let mode = if rule.mode == threshold_core::policy::Mode::Observe { ", observed only" } else { "" };
+    let words = match &explained.why {
+        why @ Why::Denied(_) => why.to_string(),
+        _ => limit.words(explained.unit).to_string(),
+    };
     let cost = if explained.cost == 1 { String::new() } else { format!(", cost {}", explained.cost) };
-    let words = limit.words(explained.unit);
     let indent = names.saturating_add(14);
     format!(
         "  {:<8}  {:<names$}  {}{from}  {key}\n{:indent$}{algorithm}: {words}{cost}{mode}\n",

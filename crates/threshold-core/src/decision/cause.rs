@@ -11,6 +11,8 @@ use crate::time::Timestamp;
 pub enum Cause {
     /// A limit has no room, or its rule's `block_for` is not over.
     Limit,
+    /// The request lacks an identity that its rule counts by, or the tier whose limit the rule takes.
+    Missing,
     /// An operator's ban.
     Ban,
     /// A ladder's ban or cool-down in force, which an earlier request has earned.
@@ -27,14 +29,15 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 7] =
-        [Self::Limit, Self::Ban, Self::Ladder, Self::Pause, Self::List, Self::Outage, Self::Login];
+    pub const ALL: [Self; 8] =
+        [Self::Limit, Self::Missing, Self::Ban, Self::Ladder, Self::Pause, Self::List, Self::Outage, Self::Login];
 
     /// Returns the name on the wire.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Limit => "limit",
+            Self::Missing => "missing",
             Self::Ban => "ban",
             Self::Ladder => "ladder",
             Self::Pause => "pause",
@@ -55,7 +58,7 @@ impl Cause {
     #[must_use]
     pub const fn blames_caller(self) -> bool {
         match self {
-            Self::Limit | Self::Ladder | Self::Login => true,
+            Self::Limit | Self::Missing | Self::Ladder | Self::Login => true,
             Self::Ban | Self::Pause | Self::List | Self::Outage => false,
         }
     }
@@ -101,8 +104,7 @@ impl Decision {
             Some(PenaltyKind::LadderBan | PenaltyKind::CoolDown) => Cause::Ladder,
             None if self.listed == Some(Listed::Deny) => Cause::List,
             None if self.unavailable() => Cause::Outage,
-            None if self.is_paused => Cause::Pause,
-            None => Cause::Limit,
+            None => self.denied_for,
         })
     }
 
@@ -113,7 +115,7 @@ impl Decision {
         match self.cause()? {
             Cause::Ban | Cause::Ladder => self.penalty?.until.unless_never(),
             Cause::Pause => self.bound_by()?.ready_at(),
-            Cause::Limit | Cause::List | Cause::Outage | Cause::Login => None,
+            Cause::Limit | Cause::Missing | Cause::List | Cause::Outage | Cause::Login => None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Builds decisions: from an outcome, and without one where the store could not answer.
 
-use super::{Decision, Degraded, PenaltyInForce, PenaltyKind, Reading, Verdict, WarnedBy};
+use super::{Cause, Decision, Degraded, PenaltyInForce, PenaltyKind, Reading, Verdict, WarnedBy};
 use crate::key::{DigestKey, Domain, Part, TraceId};
 use crate::ladder::Penalty;
 use crate::plan::{Plan, Verb};
@@ -156,17 +156,22 @@ impl Plan<'_> {
         decision.verdict = if banned { Verdict::Ban } else { Verdict::Deny };
         let struck = harsh.filter_map(|strike| self.met.iter().position(|met| met.charge == strike.charge));
         decision.binding = longest_wait(decision, struck);
-        decision.is_paused = decision.binding.is_some_and(|binding| self.is_paused(binding, outcome));
+        decision.denied_for = decision.binding.map_or(Cause::Limit, |binding| self.cause_of(binding, outcome));
         let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at().or(allowed_now(reading, now)));
         // Both must be over: the client would be denied again by the one that lasts longer.
         decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
     }
 
-    /// Returns whether a limit that denies is paused. A pause and `block_for` are stored alike, so a pause of a rule with `block_for`
-    /// cannot be told from a block of its own.
-    fn is_paused(&self, reading: usize, outcome: &Outcome) -> bool {
-        let Some(met) = self.met.get(reading).filter(|met| met.rule.block_for.is_none()) else { return false };
-        outcome.settled.get(met.charge).is_some_and(|settled| settled.exception == Exception::Blocked)
+    /// Returns why a limit denies. A pause and `block_for` are stored alike, so a pause of a rule with `block_for` cannot be told from a
+    /// block of its own.
+    fn cause_of(&self, reading: usize, outcome: &Outcome) -> Cause {
+        let Some(met) = self.met.get(reading) else { return Cause::Limit };
+        let is_blocked = || outcome.settled.get(met.charge).is_some_and(|own| own.exception == Exception::Blocked);
+        match met {
+            met if met.lacks => Cause::Missing,
+            met if met.rule.block_for.is_none() && is_blocked() => Cause::Pause,
+            _ => Cause::Limit,
+        }
     }
 
     /// Returns what to do when the store fails: the strictest `on_store_error` of the enforced rules.

@@ -245,6 +245,32 @@ fn an_event_says_why_the_request_was_denied() {
     assert!(!paused.blames_caller());
 }
 
+/// Gateways that sent no tier, or one in another case, had their callers denied by "a limit", which nobody had used up. So had requests
+/// without an identity under `on_missing = "deny"`.
+///
+/// Woken by: `lacks` false in `add_charge`, and by striking a request that lacks its tier.
+#[test]
+fn what_a_request_lacks_is_a_cause_of_its_own() {
+    let text = "[tiers.pro]\nrequests = '1/h'\n\
+        [[rule]]\nname = 'plan'\nmatch = { path = '/plan' }\nper = ['tenant']\nlimit = 'tier'\nblock_for = '2h'\n\
+        [[rule]]\nname = 'user'\nmatch = { path = '/user' }\nper = ['user']\nlimit = '1/h'\non_missing = 'deny'\n";
+    let policy = Policy::parse(text, &|_| None).unwrap();
+    let mut ledger = Ledger::default();
+    let mut cause = |path, tier, second| {
+        let facts = Facts { tenant: Some("acme"), path: Some(path), tier, ..Facts::default() };
+        let event = next(&policy, &mut ledger, &facts, second)?;
+        assert!(event.blames_caller() && event.limits.len() == 1, "{event:?}");
+        Some((event.cause?, event.rule.as_deref()?.to_owned(), event.until))
+    };
+    let missing = |rule: &str| Some((Cause::Missing, rule.to_owned(), None));
+    assert_eq!([0, 1].map(|second| cause("/plan", Some("Pro"), second)), [missing("plan"), missing("plan")]);
+    assert_eq!([0, 1].map(|second| cause("/user", None, second)), [missing("user"), missing("user")]);
+    // What was denied for its tier has used nothing, and blocks nothing.
+    assert_eq!(cause("/plan", Some("pro"), 2), None);
+    assert_eq!(cause("/plan", Some("pro"), 3), Some((Cause::Limit, "plan".to_owned(), None)));
+    assert_eq!(cause("/plan", None, 4), missing("plan"));
+}
+
 /// Woken by the first rule in place of the first that denies.
 #[test]
 fn an_outage_names_the_rule_that_denies_in_it() {
@@ -272,7 +298,7 @@ fn an_outage_names_the_rule_that_denies_in_it() {
 #[test]
 fn a_caller_is_to_blame_for_limits_ladders_and_logins() {
     let blamed: Vec<&str> = Cause::ALL.into_iter().filter(|cause| cause.blames_caller()).map(Cause::name).collect();
-    assert_eq!(blamed, ["limit", "ladder", "login"]);
+    assert_eq!(blamed, ["limit", "missing", "ladder", "login"]);
     assert!(Cause::ALL.into_iter().all(|cause| Cause::named(cause.name()) == Some(cause)));
     // The same list in SQL, by which the Worker counts.
     let others: Vec<String> =

@@ -73,7 +73,7 @@ impl Policy {
         // A caller with another tier or category is tried to find keys, and is not the one that is asked about.
         let own = Caller::new(caller.facts, self);
         own.tier == caller.tier
-            && self.limit_of(rule, caller).is_some_and(|(measured, _)| measured.limit.is_never())
+            && self.limit_of(rule, caller).is_ok_and(|(measured, _)| measured.limit.is_never())
             && rule.matches.category.is_empty()
             && rule.matches.holds(caller)
             && !rule.fallback

@@ -58,7 +58,7 @@ impl Policy {
                 if !counts || !rule.matches.may_hold(&caller) {
                     continue;
                 }
-                let Some((measured, _)) = self.limit_of(rule, &caller) else { continue };
+                let Ok((measured, _)) = self.limit_of(rule, &caller) else { continue };
                 let (limit, whole) = (*measured.charged(), measured.limit);
                 // It uses up nothing. What it denies is known only where it denies all.
                 if whole.is_never() && !self.denies_all_of(rule, &caller) {

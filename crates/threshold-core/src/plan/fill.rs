@@ -11,8 +11,8 @@ use crate::key::{Digest, TraceId};
 use crate::limit::Limit;
 use crate::path::PathError;
 use crate::policy::{
-    Identities, Known, Layer, Listed, Measure, Measured, Mode, OnMissing, Per, Policy, Rule, SubjectRule, TierSource,
-    Who,
+    Identities, Known, Layer, Listed, Measure, Measured, Mode, NoLimit, OnMissing, Per, Policy, Rule, SubjectRule,
+    TierSource, Who,
 };
 
 impl Policy {
@@ -62,32 +62,32 @@ impl Policy {
         self.rules.iter().any(|rule| rule.layer == layer && !rule.fallback && rule.matches.holds(caller))
     }
 
-    /// Returns the limit of a rule for this caller; `None` is unlimited.
+    /// Returns the limit of a rule for this caller.
     #[inline]
-    fn measured<'p>(&'p self, rule: &'p Rule, caller: &Caller<'_>) -> Option<&'p Measured> {
+    fn measured<'p>(&'p self, rule: &'p Rule, caller: &Caller<'_>) -> Result<&'p Measured, NoLimit> {
         match &rule.measure {
             // The usual case without a call: nobody's limits are multiplied, so a fixed limit is the same for everyone.
-            Measure::Fixed(measured) if !self.tiers.any_scaled => Some(measured),
+            Measure::Fixed(measured) if !self.tiers.any_scaled => Ok(measured),
             _ => self.limit_of(rule, caller).map(|(measured, _)| measured),
         }
     }
 
-    /// Returns the limit of a rule for this caller, and where a limit by tier was found; `None` is unlimited.
+    /// Returns the limit of a rule for this caller, and where a limit by tier was found.
     #[inline(never)]
     pub(crate) fn limit_of<'p>(
         &'p self,
         rule: &'p Rule,
         caller: &Caller<'_>,
-    ) -> Option<(&'p Measured, Option<TierSource<'p>>)> {
+    ) -> Result<(&'p Measured, Option<TierSource<'p>>), NoLimit> {
         match &rule.measure {
             Measure::Fixed(measured) => {
                 let scaled = self.tiers.scaled(&rule.per, caller).and_then(|scaled| scaled.rules.get(&rule.name));
-                Some((scaled.unwrap_or(measured), None))
+                Ok((scaled.unwrap_or(measured), None))
             }
-            Measure::Unlimited => None,
+            Measure::Unlimited => Err(NoLimit::Unlimited),
             Measure::Tier(shape) | Measure::NamedByTier(shape) => {
                 let (measured, source) = self.tiers.limit(*shape, &rule.per, caller)?;
-                Some((measured, Some(source)))
+                Ok((measured, Some(source)))
             }
         }
     }
@@ -101,9 +101,11 @@ impl Policy {
         caller: &Caller<'_>,
         identities: &mut Identities<'_>,
     ) -> Result<(), PlanError> {
-        // A constant, because the plan borrows its limits for as long as the policy lives.
-        const NEVER: &Limit = &Limit::never();
-        let Some(measured) = self.measured(rule, caller) else { return Ok(()) };
+        let (measured, no_tier) = match self.measured(rule, caller) {
+            Ok(measured) => (measured, false),
+            Err(NoLimit::NoTier) if rule.on_missing != OnMissing::Skip => (Measured::NEVER, true),
+            Err(NoLimit::Unlimited | NoLimit::NoTier) => return Ok(()),
+        };
         let Measured { limit: whole, cost: counts, shards } = measured;
         let mut limit = measured.charged();
         // The key of the rule's own limit, also where `NEVER` replaces it below: `NEVER` admits nothing, so nothing is
@@ -111,7 +113,7 @@ impl Policy {
         let Some((key, keyed)) = key_of(rule, limit, identities) else { return Ok(()) };
         if keyed == Keyed::Missing {
             match rule.on_missing {
-                OnMissing::Deny => limit = NEVER,
+                OnMissing::Deny => limit = &Measured::NEVER.limit,
                 // An observed rule must never fail a request.
                 _ if rule.mode == Mode::Observe => return Ok(()),
                 _ if plan.skips_missing && names_empty(rule, caller.facts) => return Err(self.missing(rule, caller)),
@@ -129,11 +131,13 @@ impl Policy {
         if hopeless && rule.mode == Mode::Enforce && plan.bill.verb != Verb::Record {
             return Err(exceeds(rule, cost, limit, counts));
         }
-        // Without an identity there is no one to strike. The limit itself still holds.
-        let subject = rule.subject.and_then(|subject| positions.get(subject).copied().flatten());
+        let lacks = no_tier || keyed == Keyed::Missing;
+        // Without an identity there is no one to strike, and without a tier no limit that was exceeded.
+        let subject = rule.subject.filter(|_| !lacks).and_then(|subject| positions.get(subject).copied().flatten());
         let (request, charge) = (plan.requests, plan.bill.charges.len());
         let (shards, shard) = (shards.as_ref().map_or(1, |shards| shards.number), 0);
-        let mut met = Met { key, limit, whole, counts, cost, rule, index, subject, request, charge, shards, shard };
+        let mut met =
+            Met { key, limit, whole, counts, cost, rule, index, subject, request, charge, shards, shard, lacks };
         // Without an id yet: `identify` draws one, and then the shard is chosen.
         if shards > 1 && plan.bill.trace != TraceId::default() {
             met.choose_shard(plan.bill.trace);

@@ -34,6 +34,8 @@ pub struct Met<'p> {
     pub(crate) shards: u32,
     /// The shard that this request is counted by.
     pub(crate) shard: u32,
+    /// Whether the request is denied because it lacks a part of the rule's identity, or the tier whose limit the rule takes.
+    pub(crate) lacks: bool,
 }
 
 impl<'p> Met<'p> {

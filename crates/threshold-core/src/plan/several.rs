@@ -5,7 +5,7 @@ use super::{Plan, PlanError, Verb};
 use crate::caller::Caller;
 use crate::facts::Facts;
 use crate::limit::Limit;
-use crate::policy::{Policy, Rule};
+use crate::policy::{NoLimit, Policy, Rule};
 use crate::settle::Outcome;
 use crate::time::Span;
 
@@ -34,7 +34,7 @@ impl Policy {
         let is_unlimited = |rule: &Rule| {
             rule.matches.holds(&caller)
                 && !(rule.fallback && self.layer_is_met(rule.layer, &caller))
-                && self.limit_of(rule, &caller).is_none()
+                && self.limit_of(rule, &caller).is_err_and(|none| none == NoLimit::Unlimited)
         };
         let rules = self.rules.iter().enumerate();
         let unlimited = rules.filter(|(_, rule)| is_unlimited(rule)).map(|(index, _)| index);

@@ -180,7 +180,7 @@ impl Policy {
                 limits.push(limit);
             }
         };
-        if let Some((measured, _)) = self.limit_of(rule, caller) {
+        if let Ok((measured, _)) = self.limit_of(rule, caller) {
             add(measured.charged());
         }
         match &rule.measure {

@@ -104,7 +104,7 @@ codes! {
     Error "no-tiers": "`limit = \"tier\"` in a policy without tiers",
         "the rule would limit nothing", "add `[tiers.NAME]`, and `default_tier` under `[identity]`";
     Error "unknown-tier": "a tier that is not defined",
-        "its requests would not be limited", "add `[tiers.NAME]`";
+        "its requests would be denied, or not be limited", "add `[tiers.NAME]`";
     Error "unknown-ladder": "a ladder that is not defined",
         "no violation would be penalized", "name a built-in ladder, or add `[ladders.NAME]`";
     Error "unknown-rule": "a name in `[envoy.replaces]` that no rule has",
@@ -165,6 +165,12 @@ codes! {
         "it limits nothing", "add it as `[[category]]`";
     Warning "tier-without-category" of Policy: "a tier without a limit for some category",
         "such requests are not limited", "add a limit, or write `\"unlimited\"`";
+    Warning "no-default-tier": "a rule with `limit = \"tier\"` in a policy without `default_tier`",
+        "a request without one of the policy's tiers, or with one in another case, has no limit to be counted under: it is denied, or not \
+         limited with `on_missing = \"skip\"`",
+        "write `default_tier` under `[identity]`, or state in `allow` that every request has a tier";
+    Warning "tiers-alike" of Policy: "two tiers whose names differ only in case",
+        "tiers compare exactly, so a caller's limits depend on how its tier is spelled", "rename one, or remove it";
     Warning "never-believed" of Policy: "an address or a name that is taken from a header although no peer is trusted",
         "the header is ignored, so the name is always missing, and everyone is counted by the connection's address",
         "list the proxy under `trusted_proxies`";

@@ -2,6 +2,7 @@
 
 mod believed;
 mod eventual;
+mod tiers;
 
 use std::ops::Range;
 
@@ -34,6 +35,8 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
     }
     believed::counts_the_proxy(loader, &file.identity, identity, rules.iter().map(|(rule, _)| rule));
     believed::passed_on(loader, &file.identity, identity);
+    tiers::alike(loader, file);
+    tiers::without_default(loader, file, tiers, rules);
     for located in &file.rule {
         let written = &located.value;
         allowances(loader, written.allow.as_ref(), Place::Rule);

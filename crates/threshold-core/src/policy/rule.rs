@@ -235,6 +235,9 @@ pub(crate) struct Shards {
 }
 
 impl Measured {
+    /// The limit of a request that lacks what its rule needs: nothing fits.
+    pub(crate) const NEVER: &'static Self = &Self { limit: Limit::never(), cost: CostOf::Requests, shards: None };
+
     /// Splits the limit over so many shards, if one object or partition could not count it.
     pub(crate) fn new(limit: Limit, cost: CostOf, shards: u32) -> Self {
         let last = u64::from(shards.saturating_sub(1));

@@ -81,6 +81,15 @@ struct Totals {
 /// A category, a shape and an algorithm.
 type LimitKind = (Box<str>, usize, Algorithm);
 
+/// Why a rule has no limit for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoLimit {
+    /// The request is unlimited.
+    Unlimited,
+    /// The limit is that of a tier, and the request has no tier that the policy defines.
+    NoTier,
+}
+
 /// Where a limit by tier was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source<'p> {
@@ -177,15 +186,15 @@ impl TiersInForce {
         tiers.find(|name| self.written.tiers.contains_key(*name)).or(given)
     }
 
-    /// Returns the limit of a rule with this shape: the user's or tenant's own, else its tier's. `None` is unlimited.
+    /// Returns the limit of a rule with this shape: the user's or tenant's own, else its tier's.
     pub(crate) fn limit<'p>(
         &'p self,
         shape: usize,
         per: &[Per],
         caller: &Caller<'_>,
-    ) -> Option<(&'p Measured, Source<'p>)> {
+    ) -> Result<(&'p Measured, Source<'p>), NoLimit> {
         let name = self.written.own_name(shape).unwrap_or(caller.category);
-        let pick = |categories: &'p Categories| categories.get(name).map(|shaped| shaped.get(shape));
+        let pick = |categories: &'p Categories| categories.get(name).map(|shaped| shaped.get(shape)?.as_ref());
         // A user's own limit applies only to budgets of single users. In a shared budget it would apply to everyone in
         // it.
         let users = per.contains(&Per::User).then(|| self.user_of(caller)).flatten();
@@ -194,13 +203,15 @@ impl TiersInForce {
             let limits = own.scaled.as_deref().filter(|_| self.any_scaled).map_or(&own.limits, |scaled| &scaled.own);
             if let Some(limit) = pick(limits) {
                 // An own limit ends the search, also where it is unlimited: the tier must not limit it again.
-                return Some((limit?.as_ref()?, Source::Own));
+                return limit.map(|limit| (limit, Source::Own)).ok_or(NoLimit::Unlimited);
             }
         }
-        let scaled = self.scaled(per, caller).map_or(&self.written.tiers, |scaled| &scaled.tiers);
-        let (name, categories) = scaled.get_key_value(caller.tier?)?;
-        let limit = pick(categories)??.as_ref()?;
-        Some((limit, Source::Tier(name)))
+        let tiers = self.scaled(per, caller).map_or(&self.written.tiers, |scaled| &scaled.tiers);
+        let Some((tier, categories)) = caller.tier.and_then(|tier| tiers.get_key_value(tier)) else {
+            return Err(if self.written.is_by_tier(shape) { NoLimit::NoTier } else { NoLimit::Unlimited });
+        };
+        let limit = pick(categories).flatten().ok_or(NoLimit::Unlimited)?;
+        Ok((limit, Source::Tier(tier)))
     }
 
     /// Returns the multiplied limits of the user or tenant that a rule counts by.
@@ -291,6 +302,12 @@ impl Tiers {
     #[inline]
     fn own_name(&self, shape: usize) -> Option<&str> {
         self.shapes.get(shape)?.own_name()
+    }
+
+    /// Whether the limit of rules with this shape depends on the tier. One that a rule names, and no tier has, only belongs to single
+    /// tenants and users.
+    pub(crate) fn is_by_tier(&self, shape: usize) -> bool {
+        self.own_name(shape).is_none_or(|name| self.tiers.values().any(|limits| limits.contains_key(name)))
     }
 
     /// Whether a rule takes the limit with this name: one for each category, or one that a rule names.

@@ -12,7 +12,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use threshold_core::Policy;
-use threshold_core::explain::Why;
 use threshold_core::path::normalize_method;
 use threshold_core::policy::Layer;
 use threshold_limiter::{Clock as _, SystemClock};
@@ -241,9 +240,10 @@ fn open_endpoints(policy: &Policy, recording: &Recording) -> Vec<(String, u64)> 
     for request in &recording.requests {
         request.with_facts(|facts| {
             let (Some(method), Some(path)) = (facts.method, facts.path) else { return };
-            let is_covered = policy.explain(facts).iter().any(|rule| {
-                matches!(rule.why, Why::Met | Why::MetAs(_)) && !matches!(rule.rule.layer, Layer::Edge | Layer::Global)
-            });
+            let is_covered = policy
+                .explain(facts)
+                .iter()
+                .any(|rule| rule.limit.is_some() && !matches!(rule.rule.layer, Layer::Edge | Layer::Global));
             if !is_covered {
                 // The first segment names a part of a site. What follows may be a secret, such as that of an invitation.
                 let path = path.split(['?', '#']).next().unwrap_or(path);

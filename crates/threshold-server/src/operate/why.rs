@@ -83,6 +83,10 @@ fn decided(event: &Value, now: jiff::Timestamp) -> String {
     }
     let end = end(field("until"), now);
     match (field("cause").as_str(), verdict) {
+        (Some("missing"), _) => format!(
+            "It was denied by the rule {} (layer {layer}): it lacks an identity that the rule counts by, or a tier of the policy.",
+            shown(rule)
+        ),
         (Some("ban"), _) => format!("It was denied by an operator's ban (layer {layer}), {end}."),
         (Some("ladder"), "ban") => {
             format!("It was denied by a ladder's ban (layer {layer}), which earlier strikes had brought, {end}.")
@@ -159,6 +163,11 @@ fn remedy(event: &Value, now: jiff::Timestamp) -> String {
     let look = lookups(event, layer);
     match field("cause").as_str() {
         Some("ban") => return format!("{look}    shows the ban's id and reason, and how to lift it."),
+        Some("missing") => {
+            return "Its caller must send what it lacks, in exactly the policy's case; or the policy needs default_tier, or another \
+                    on_missing in this rule. threshold explain says which it is."
+                .to_owned();
+        }
         // The event does not say whether the entry names its user, its tenant or its address.
         Some("list") => return format!("{}    shows the entry.", lookups(event, None)),
         Some("outage") => return "threshold health --ready\n    shows whether the store answers now.".to_owned(),

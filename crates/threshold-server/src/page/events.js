@@ -8,7 +8,7 @@ const PAGE = 100;
 const FILTERS = [
   { name: "layer", options: ["", "global", "edge", "tenant", "user", "endpoint"] },
   { name: "verdict", options: ["", "allow", "warn", "slow", "deny", "ban"] },
-  { name: "cause", options: ["", "limit", "ban", "ladder", "pause", "list", "outage", "login"] },
+  { name: "cause", options: ["", "limit", "missing", "ban", "ladder", "pause", "list", "outage", "login"] },
   { name: "tenant" },
   { name: "userId", label: "user" },
   { name: "ip", label: "address" },
@@ -147,6 +147,7 @@ function one(trace, session) {
 /** What stopped a request, in a sentence, and what an operator can do about it. */
 const CAUSES = {
   limit: "A limit was used up. The table shows which; the subject's view can reset it or raise it.",
+  missing: "The request lacked an identity that the rule counts by, or a tier of the policy. Explain it to see which.",
   ban: "A ban was in force. The subject's view shows who has set it and why, and can lift it.",
   ladder: "A penalty of a ladder was in force, after repeated strikes. The subject's view can forgive it.",
   pause: "The subject was paused. The subject's view can forgive it.",

@@ -116,6 +116,44 @@ fn event(client: &mut Client<TcpStream>, trace: &str) -> Value {
     found[0].clone()
 }
 
+/// A gateway sent no tier, or `Pro` for `pro`: every request was admitted, 50 of 50 at 3 a minute, and nothing said so.
+///
+/// Woken by: `NoLimit::Unlimited` for an unknown tier in `TiersInForce::limit`.
+#[test]
+fn a_request_without_a_tier_of_the_policy_is_denied_counted_recorded_and_explained() {
+    let (server, _file) =
+        Server::with("[tiers.pro]\nrequests = '3/min'\n[[rule]]\nname = 'plan'\nper = ['tenant']\nlimit = 'tier'\n");
+    let client = &mut server.connect();
+    for tier in [Value::Null, json!("Pro"), json!("mahogany")] {
+        let request = json!({"tenant": "acme", "tier": tier});
+        let trace = denied(client, &request);
+        let recorded = event(client, &trace);
+        let (cause, limits) = (&recorded["cause"], recorded["limits"].as_array().unwrap().len());
+        assert_eq!((cause, &recorded["rule"], limits), (&json!("missing"), &json!("plan"), 1), "{recorded}");
+        has(&why(&server, &trace), &["It was denied by the rule plan (layer tenant): it lacks", "default_tier"]);
+        let explained = client.post("/v1/explain", &request.to_string()).unwrap().json();
+        let rule = &explained["rules"][0];
+        assert_eq!(
+            (&rule["matched"], &rule["binding"], &rule["limit"]),
+            (&json!(true), &json!(true), &json!(0)),
+            "{rule}"
+        );
+        assert_eq!(rule["why"], "no tier of the policy is given, and the rule denies such requests");
+    }
+    let metrics = client.send("GET", "/metrics", &[], "").unwrap().body;
+    has(
+        &metrics,
+        &[
+            r#"threshold_decisions_total{layer="tenant",rule="plan",verdict="deny"} 3"#,
+            r#"threshold_blocks_total{layer="tenant"} 3"#,
+        ],
+    );
+    let set = client.send("PUT", "/v1/tenants/acme", &[], r#"{"tier": "Pro"}"#).unwrap();
+    assert_eq!((set.status, &set.json()["field"]), (400, &json!("tier")), "{}", set.body);
+    assert_eq!(client.send("PUT", "/v1/tenants/acme", &[], r#"{"tier": "pro"}"#).unwrap().status, 200);
+    assert_eq!(check(client, &json!({"tenant": "acme"}))["remaining"], 2);
+}
+
 /// `why` said "0 per 0 µs", and that the cost was more than the limit.
 ///
 /// Woken by: leaving out `denies_all` in either place.

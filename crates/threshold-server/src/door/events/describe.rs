@@ -51,7 +51,7 @@ struct EventBody {
     #[schemars(range(max = 9_007_199_254_740_u64))]
     banned_until: Option<u64>,
     /// Why the request was denied.
-    #[schemars(extend("enum" = ["limit", "ban", "ladder", "pause", "list", "outage", "login", null]))]
+    #[schemars(extend("enum" = ["limit", "missing", "ban", "ladder", "pause", "list", "outage", "login", null]))]
     cause: Option<String>,
     /// When the ban, the penalty, the pause or the lock ends that denied.
     #[schemars(range(max = 9_007_199_254_740_u64))]
