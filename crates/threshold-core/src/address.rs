@@ -188,10 +188,15 @@ impl ClientAddress {
             }
             AddressSource::Forwarded => self.walk(peer, headers.lines("forwarded").rev().flat_map(forwarded::hops)),
             AddressSource::Header(name) => {
-                // Two lines: the proxy appended instead of overwriting, and one of them is the client's own.
                 let mut lines = headers.lines(name);
                 let only = lines.next()?;
-                if lines.next().is_some() { None } else { address_in(only) }
+                match lines.next() {
+                    None if is_blank(only) => None,
+                    // No other source is tried: a client that spoils this header could choose its address in that one.
+                    None => Some(address_in(only).unwrap_or(peer)),
+                    // The proxy appended instead of overwriting, and one of them is the client's own.
+                    Some(_) => Some(peer),
+                }
             }
         }
     }
@@ -224,6 +229,9 @@ mod tests {
     fn address(text: &str) -> IpAddr {
         text.parse().unwrap()
     }
+
+    /// What clients write in order to be read wrongly.
+    const SENT: &[u8] = b"\",;\\=for1. x\xff:[]_";
 
     fn client(source: AddressSource) -> ClientAddress {
         let trusted = ["10.0.0.0/8", "127.0.0.1/32", "2001:db8:ffff::/48"];
@@ -374,8 +382,8 @@ mod tests {
         // An element without a `for` is not an empty one.
         forwarded(&[b"for=6.6.6.6, ;, for=10.0.0.9"], "10.0.0.9");
         forwarded(&[b"for=6.6.6.6, \"\", for=10.0.0.9"], "10.0.0.9");
-        // With unbalanced quotes only what follows the last comma is believed, and nothing follows it here.
-        forwarded(&[b"for=6.6.6.6;x=\", for=1.1.1.1, "], "127.0.0.1");
+        // An open quote spoils what is before it.
+        forwarded(&[b"for=6.6.6.6;x=\", for=203.0.113.7, "], "203.0.113.7");
         forwarded(&[b"for=6.6.6.6", b"for=1.1.1.1;x=\", "], "127.0.0.1");
     }
 
@@ -408,9 +416,13 @@ mod tests {
         walk("host=\"x;for=6.6.6.6;y\";for=203.0.113.7", "203.0.113.7");
         walk("for=203.0.113.7;host=\"x;for=6.6.6.6;y\"", "203.0.113.7");
         walk("host=\"x;for=6.6.6.6;y\"", "127.0.0.1");
-        // On a line with unbalanced quotes only the last element is believed, and the lines before it are not read.
-        walk("for=1.1.1.1, for=2.2.2.2;x=\", for=3.3.3.3, for=10.0.0.1", "10.0.0.1");
-        walk("for=1.1.1.1;x=\"\\\", for=3.3.3.3, for=10.0.0.1", "10.0.0.1");
+        // Two proxies append to one line. A banned client had the budget of the outer one, and a new one at each edge.
+        walk("\", for=203.0.113.7, for=10.0.0.1", "203.0.113.7");
+        walk("for=1.1.1.1, for=2.2.2.2;x=\", for=203.0.113.7, for=10.0.0.2, for=10.0.0.1", "203.0.113.7");
+        walk("for=1.1.1.1;x=\"\\\", for=203.0.113.7;host=\"q\\\"r\", for=\"10.0.0.1:80\"", "203.0.113.7");
+        // What is before an open quote is not believed, nor are the lines before it.
+        walk("for=1.1.1.1;x=\", for=unknown, for=10.0.0.1", "10.0.0.1");
+        walk("for=1.1.1.1, for=2.2.2.2;x=\", for=10.0.0.1", "10.0.0.1");
         walk("for=1.1.1.1;x=\"", "127.0.0.1");
         walk("for=\"1.1.1.1", "127.0.0.1");
         let lines = |lines: &[&[u8]], expect: &str| check_bytes(AddressSource::Forwarded, lines, expect);
@@ -430,8 +442,15 @@ mod tests {
         check(source(), "10.0.0.1", &[("cf_connecting_ip", "6.6.6.6")], "10.0.0.1");
         let both =
             ClientAddress { sources: vec![source(), AddressSource::XForwardedFor], ..client(AddressSource::Peer) };
-        let headers = [("x-forwarded-for", "203.0.113.9")];
-        assert_eq!(both.resolve(address("10.0.0.1"), &headers[..]), address("203.0.113.9"));
+        let resolve = |headers: &[(&str, &str)]| both.resolve(address("10.0.0.1"), headers);
+        let list = ("x-forwarded-for", "203.0.113.9");
+        for missing in [&[list][..], &[list, ("cf-connecting-ip", " ")]] {
+            assert_eq!(resolve(missing), address("203.0.113.9"));
+        }
+        // Behind a proxy that adds a second line in place of overwriting the first, a client chose its address in the other header.
+        for spoiled in [&[list, twice[0], twice[1]][..], &[list, ("cf-connecting-ip", "unknown")]] {
+            assert_eq!(resolve(spoiled), address("10.0.0.1"));
+        }
     }
 
     #[test]
@@ -502,6 +521,44 @@ mod tests {
             let line: Vec<u8> = sent.into_iter().chain(appended).collect();
             let found = client(AddressSource::Forwarded).resolve(address("127.0.0.1"), &[("forwarded", &line[..])][..]);
             prop_assert_eq!(found, address("203.0.113.7"));
+        }
+
+        /// Each proxy appends the address that it was asked from, to the last line or on one of its own. The outermost may not know
+        /// it, and then it answers for its client.
+        ///
+        /// Woken by: ending the walk at an element before which a quote is open, and by skipping a hop that cannot be parsed.
+        #[test]
+        fn a_client_behind_trusted_proxies_is_found_whatever_it_sends(
+            sent in proptest::collection::vec(prop::collection::vec(prop::sample::select(SENT), 0..24), 0..3),
+            host in proptest::collection::vec(prop::sample::select(SENT), 0..8),
+            notation in 0usize..6,
+            on_own_line in proptest::collection::vec(any::<bool>(), 1..5),
+            is_list in any::<bool>(),
+        ) {
+            let known = [("203.0.113.7", "203.0.113.7"), ("203.0.113.7:4711", "203.0.113.7"), ("[2001:db8::7]:80", "2001:db8::7")];
+            let hidden = if is_list { ["unknown", "_hidden", "\"203.0.113.7\""] } else { ["unknown", "_hidden:80", "[2001:db8::7"] };
+            let outer = if on_own_line.len() > 1 { "10.0.0.1" } else { "127.0.0.1" };
+            let all: Vec<(&str, &str)> = known.into_iter().chain(hidden.map(|node| (node, outer))).collect();
+            let (client_node, expect) = all[notation];
+            let escaped: Vec<u8> = host.iter().flat_map(|byte| [b'\\', *byte]).collect();
+            let mut lines: Vec<Vec<u8>> = sent;
+            for (place, own_line) in on_own_line.into_iter().enumerate() {
+                let proxy = format!("10.0.0.{place}");
+                let node = if place == 0 { client_node } else { &proxy };
+                let element = if is_list {
+                    node.as_bytes().to_vec()
+                } else {
+                    [b"proto=https;host=\"", &escaped[..], b"\";For=\"", node.as_bytes(), b"\""].concat()
+                };
+                match lines.last_mut().filter(|_| !own_line) {
+                    Some(line) => line.extend([b", ", &element[..]].concat()),
+                    None => lines.push(element),
+                }
+            }
+            let (source, name) =
+                if is_list { (AddressSource::XForwardedFor, "x-forwarded-for") } else { (AddressSource::Forwarded, "forwarded") };
+            let headers: Vec<(&str, &[u8])> = lines.iter().map(|line| (name, &line[..])).collect();
+            prop_assert_eq!(client(source).resolve(address("127.0.0.1"), &headers[..]), address(expect));
         }
 
         #[test]

@@ -11,48 +11,12 @@ use super::{address_in, is_blank};
 
 /// Returns the addresses of one line, nearest hop first; `None` for a hop that cannot be parsed.
 ///
-/// Empty elements are left out. On a line with unbalanced quotes only the last element is believed, empty or not. It is
-/// followed by a `None`, which ends the walk.
+/// Empty elements are left out. Where a quote stays open, nobody can tell which commas before it separate: the rest of the line is one
+/// hop that cannot be parsed.
 pub(super) fn hops(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
-    let balanced = is_balanced(line);
-    let mut rest = Some(line);
-    let mut is_first = true;
-    std::iter::from_fn(move || {
-        loop {
-            let line = rest?;
-            // Nobody can tell which commas separate here. Only the end of the line is certain to be the work of the
-            // peer.
-            if !balanced && !is_first {
-                rest = None;
-                return Some(None);
-            }
-            is_first = false;
-            let split = split_last(line);
-            rest = split.before;
-            // A blank element of an unbalanced line still ends the walk: skipping it would believe what a client wrote
-            // before it.
-            if !(balanced && is_blank(split.element)) {
-                return Some(address_of(split.element));
-            }
-        }
-    })
-}
-
-/// Returns whether every quote is closed, parsed from the left and from the right. The two can differ: from the left, the
-/// escaped quotes of a string look like plain ones if a quote before it is open.
-fn is_balanced(line: &[u8]) -> bool {
-    let mut quoted = false;
-    let mut bytes = line.iter();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            // A backslash escapes only within quotes (RFC 9110, 5.6.4).
-            b'\\' if quoted => drop(bytes.next()),
-            b'"' => quoted = !quoted,
-            _ => {}
-        }
-    }
-    let mut elements = std::iter::successors(Some(split_last(line)), |split| split.before.map(split_last));
-    !quoted && elements.all(|split| split.closed)
+    let splits = std::iter::successors(Some(split_last(line)), |split| split.before.map(split_last));
+    let splits = splits.filter(|split| !is_blank(split.element));
+    splits.map(|split| if split.closed { address_of(split.element) } else { None })
 }
 
 /// The last element of a line, and the rest.
