@@ -173,6 +173,8 @@ fn unfit(error: &SettingError) -> TenantConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use threshold_core::plan::Verb;
+    use threshold_core::{Facts, Ledger, Span, Timestamp};
 
     #[track_caller]
     fn check(text: &str, expected: Result<(Option<u64>, Option<u64>), &str>) {
@@ -220,6 +222,24 @@ mod tests {
         check(&large, Err("the file is larger than 1048576 bytes"));
     }
 
+    /// A tenant with 2,000 a minute and a burst of 50 got the 60 of its tier: a log holds 1,024.
+    ///
+    /// Woken by: `measured_as` in `Policy::given_limit`.
+    #[test]
+    fn a_limit_that_is_too_large_for_a_log_is_a_window_and_keeps_its_burst() {
+        let preset = include_str!("../../../policies/chat-tenants.toml");
+        let mut policy = Policy::parse(preset, &|_| None).unwrap();
+        let config = TenantConfig::parse(br#"{"rateLimit": {"perMinute": 2000, "burst": 50}}"#).unwrap();
+        config.apply(&mut policy, "acme").unwrap();
+        let (mut ledger, start) = (Ledger::default(), Timestamp::from_secs(1_767_225_600));
+        let mut admitted = |second| {
+            let facts = Facts { tenant: Some("acme"), user: Some("u1"), ..Facts::default() };
+            let now = start.plus(Span::from_secs(second));
+            (0..60).filter(|_| ledger.decide(&policy, Verb::Check, &facts, now).unwrap().decision.allowed()).count()
+        };
+        assert_eq!((0..50).map(&mut admitted).collect::<Vec<_>>(), [vec![50; 40], vec![0; 10]].concat());
+    }
+
     #[test]
     fn an_error_names_the_field_that_does_not_fit_the_policy() {
         let fit = |policy: &str, config: TenantConfig| {
@@ -230,7 +250,7 @@ mod tests {
                       limit = 'tier'\nalgorithm = 'sliding-log'\n";
         let config = |per_minute, burst| TenantConfig { per_minute, burst };
         assert_eq!(fit(minute, config(Some(1_024), None)), Ok(()));
-        let large = fit(minute, config(Some(1_025), None)).unwrap_err();
+        let large = fit(minute, config(Some(1_000_000_000_000_000), None)).unwrap_err();
         assert!(large.starts_with("rateLimit.perMinute: "), "{large}");
         assert_eq!(
             fit(minute, config(None, Some(5))),
@@ -243,6 +263,11 @@ mod tests {
             Err("rateLimit.perMinute: no rule of the policy has limit = \"tier\", so this would change nothing"
                 .to_owned())
         );
+        let log = format!(
+            "{minute}[[rule]]\nname = 'b'\nper = ['tenant']\nlimit = 'tier:burst'\nalgorithm = 'sliding-log'\n"
+        );
+        assert_eq!(fit(&log, config(Some(2_000), Some(50))), Ok(()));
+        assert_eq!(fit(&log, config(Some(120), Some(2_000))), Ok(()));
         let both = format!("{minute}[[rule]]\nname = 'b'\nper = ['tenant']\nlimit = 'tier:burst'\n");
         assert_eq!(fit(&both, config(Some(120), Some(5))), Ok(()));
     }

@@ -332,7 +332,7 @@ impl Policy {
         }
         let wrong = |reason: String| SettingError::Limit { category: category.into(), reason: reason.into() };
         let quota: Quota = text.parse().map_err(|error: crate::limit::NotationError| wrong(error.message))?;
-        written.shapes.iter().map(|shape| shape.measured_as(category, quota).map_err(wrong)).collect()
+        written.shapes.iter().map(|shape| shape.measured_given(category, quota).map_err(wrong)).collect()
     }
 
     /// Compiles every limit that applies to an owner, multiplied.
@@ -492,9 +492,10 @@ mod tests {
         assert_eq!(admitted_in_turn(&policy, "acme"), 7);
     }
 
-    /// A quota that is too large for the log of one rule was refused although only another rule, with another algorithm, takes it.
+    /// A quota that is too large for the log of one rule was refused although only another rule, with another algorithm, takes it. Where
+    /// the rule with the log takes it, it becomes a window.
     ///
-    /// Woken by: `self.measured(quota)` for every name in `Shape::measured_as`.
+    /// Woken by: `self.measured(quota)` for every name in `Shape::measured_as`, and `measured_as` in `given_limit`.
     #[test]
     fn a_limit_is_checked_against_the_rules_that_take_it() {
         let base = Policy::parse(NAMED, &|_| None).unwrap();
@@ -502,7 +503,14 @@ mod tests {
             base.clone().override_tenant("acme", limits.iter().copied()).map_err(|error| error.field())
         };
         assert_eq!(fits(&[("requests", "5000/min"), ("burst", "1024/s")]), Ok(()));
-        assert_eq!(fits(&[("burst", "1025/s")]), Err("limits.burst".to_owned()));
+        assert_eq!(fits(&[("requests", "50/min burst 20"), ("burst", "1025/s")]), Ok(()));
+        assert_eq!(fits(&[("burst", "5/s burst 2")]), Err("limits.burst".to_owned()));
+        let mut large = base.clone();
+        large.override_tenant("acme", [("requests", "9000/min"), ("ai", "9000/min"), ("burst", "2000/s")]).unwrap();
+        let facts = Facts { tenant: Some("acme"), cost: Some(1_500), ..Facts::default() };
+        let (mut ledger, now) = (Ledger::default(), Timestamp::from_secs(1_767_225_600));
+        let mut check = || ledger.decide(&large, Verb::Check, &facts, now).unwrap().decision.allowed();
+        assert_eq!((check(), check()), (true, false));
         assert_eq!(fits(&[("brust", "5/s")]), Err("limits.brust".to_owned()));
         let alone = "[[rule]]\nname = 'b'\nper = ['tenant']\nlimit = 'tier:burst'";
         let mut alone = Policy::parse(alone, &|_| None).unwrap();

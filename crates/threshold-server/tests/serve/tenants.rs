@@ -94,12 +94,17 @@ fn a_changed_file_is_loaded_a_bad_one_is_reported_and_a_removed_one_takes_its_li
     let stands = json!({"status": "degraded", "reason": "1 of the tenants' files cannot be used"});
     assert_eq!(ready(&server), stands);
 
-    // More than a log of the policy's rule holds.
-    write(&tenants, "acme.json", &config(5_000, Some(3)));
+    // More than any limit.
+    write(&tenants, "acme.json", &config(1_000_000_000_000_000, Some(3)));
     let line = server.wait_for_log("tenant's file does not fit the policy");
     assert!(line.contains("acme.json: rateLimit.perMinute: "), "{line}");
     server.wait_for_log(RELOADED);
     assert_eq!((limits(&server, "acme"), ready(&server)), ((Some(90), Some(3)), stands));
+
+    // More than a log of the policy's rule holds is counted by a window, and its burst beside it.
+    write(&tenants, "acme.json", &config(2_000, Some(50)));
+    server.wait_for_log(RELOADED);
+    assert_eq!((limits(&server, "acme"), ready(&server)), ((Some(2_000), Some(50)), json!({"status": "ok"})));
 
     write(&tenants, "acme.json", &config(70, None));
     server.signal("HUP");

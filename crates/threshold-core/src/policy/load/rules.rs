@@ -51,6 +51,16 @@ impl Shape {
         if self.takes(name) { self.measured(quota) } else { Ok(None) }
     }
 
+    /// Compiles a limit that a single tenant or user is given, as [`measured_as`](Self::measured_as) does. A log that is too long becomes
+    /// a window, as where a limit is multiplied: the owner of one tenant cannot change the rule's algorithm.
+    pub(crate) fn measured_given(&self, name: &str, quota: Quota) -> Result<Option<Measured>, String> {
+        let mut shape = self.clone();
+        if let (Some(algorithm), Quota::Per { amount, .. }) = (&mut shape.options.algorithm, quota) {
+            *algorithm = algorithm.for_quota(amount);
+        }
+        shape.measured_as(name, quota)
+    }
+
     /// Returns the limit with this quota, and what it counts; `None` is unlimited.
     pub(crate) fn measured(&self, quota: Quota) -> Result<Option<Measured>, String> {
         // The unit of a quota decides what is counted, so one rule by tier can count requests for one tier and bytes
