@@ -31,10 +31,6 @@ mod error;
 mod keys;
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
-#[cfg(unix)]
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -50,6 +46,7 @@ use threshold_core::policy::{Claims, Jwt, MAX_TOKEN, Policy, TokenError, TokenVe
 pub use error::{KeyError, KeyFault};
 use keys::Keys;
 
+use crate::files::{self, Trust};
 use crate::token::Payload;
 
 /// The largest file of keys, in bytes. A JWKS has some kilobytes.
@@ -188,30 +185,10 @@ impl fmt::Debug for Verifier {
 /// Reads a file of keys, for [`Verifier::with_key`] and [`Verifier::load`].
 ///
 /// # Errors
-/// Fails if the file cannot be read, is not a regular file, or is larger than [`MAX_KEY_FILE`].
+/// Fails if the file cannot be read, is larger than [`MAX_KEY_FILE`], is no regular file, or, on Unix, if another user than root and
+/// that of this process owns it or can write to it.
 pub fn read_key_file(path: &Path) -> Result<Vec<u8>, KeyError> {
-    // One byte more than is allowed shows that a file is too large.
-    let limit = u64::try_from(MAX_KEY_FILE).unwrap_or(u64::MAX).saturating_add(1);
-    let mut contents = Vec::new();
-    let unreadable = |error| KeyFault::Unreadable(error).of_file();
-    let file = open(path).map_err(unreadable)?;
-    // A named pipe would block its reader, and with it every reload.
-    if !file.metadata().map_err(unreadable)?.is_file() {
-        return Err(KeyFault::NotAFile.of_file());
-    }
-    file.take(limit).read_to_end(&mut contents).map_err(unreadable)?;
-    if contents.len() > MAX_KEY_FILE {
-        return Err(KeyFault::TooLarge.of_file());
-    }
-    Ok(contents)
-}
-
-/// Opens a file without waiting for a writer, as opening a named pipe would.
-fn open(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    // Opening a named pipe would wait for its writer.
-    #[cfg(unix)]
-    options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-    options.open(path)
+    let contents = files::read(path, Trust::Keys, MAX_KEY_FILE);
+    let contents = contents.map_err(|error| KeyFault::Unreadable(error).of_file())?;
+    if contents.len() > MAX_KEY_FILE { Err(KeyFault::TooLarge.of_file()) } else { Ok(contents) }
 }

@@ -43,6 +43,8 @@ pub mod bans;
 pub mod clock;
 #[cfg(not(target_family = "wasm"))]
 pub mod events;
+#[cfg(any(feature = "jwt", feature = "sqlite"))]
+pub mod files;
 #[cfg(any(feature = "metrics", feature = "sqlite"))]
 pub mod histogram;
 #[cfg(feature = "sqlite")]

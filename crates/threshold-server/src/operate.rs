@@ -100,8 +100,9 @@ pub(crate) fn health(args: &HealthArgs) -> anyhow::Result<Report> {
     let path = if args.ready { "/readyz" } else { "/healthz" };
     let (text, code) = match Api::new(&args.server)?.call("GET", path, None) {
         Ok(answer) => {
-            let status = answer.get("status").and_then(Value::as_str).unwrap_or("ok");
-            let reason = answer.get("reason").and_then(Value::as_str).map(|reason| format!(": {reason}"));
+            let status = answer.get("status").map_or_else(|| "ok".to_owned(), shown);
+            let reason =
+                answer.get("reason").filter(|reason| !reason.is_null()).map(|reason| format!(": {}", shown(reason)));
             (format!("{status}{}", reason.unwrap_or_default()), 0)
         }
         Err(error) => (format!("{error:#}"), 1),
@@ -262,7 +263,7 @@ fn all_pages(api: &Api, path: &str) -> anyhow::Result<Vec<Value>> {
         let whole = page.len() == PAGE;
         items.extend(page);
         match last {
-            Some(last) if whole => after = format!("&after={last}"),
+            Some(last) if whole => after = format!("&after={}", encoded(&last)),
             _ => return Ok(items),
         }
     }
@@ -334,7 +335,8 @@ fn columns(names: &[&str], items: &[Value], row: impl Fn(&Value) -> Vec<String>)
     text
 }
 
-/// Formats a value. Control characters are escaped: a client chooses its name, and could send terminal escape sequences.
+/// Formats a value on one line. Every text of a server or a journal is printed through this: a client chooses its name, and could
+/// send terminal escape sequences, or end a line and begin one that looks like ours.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use threshold_core::policy::{Finding, Policy};
+use threshold_limiter::files::Trust;
 use threshold_limiter::jwt::Verifier;
 
 use crate::door::{App, Problem};
@@ -110,9 +111,9 @@ impl Reloader {
             if watched.is_replaced(renewed.as_ref()) {
                 continue;
             }
-            let (paths, seen) = (watched.paths.clone(), watched.watch.trusted());
+            let (paths, trust, seen) = (watched.paths.clone(), watched.trust(), watched.watch.trusted());
             // On a blocking thread: a network file system may take long, and must not delay requests.
-            let found = tokio::task::spawn_blocking(move || Found::unless(&paths, seen.as_deref())).await;
+            let found = tokio::task::spawn_blocking(move || Found::unless(&paths, trust, seen.as_deref())).await;
             if let Ok(Some(found)) = found
                 && let Some(contents) = watched.watch.take(found, SystemTime::now())
             {
@@ -135,8 +136,8 @@ impl Reloader {
             if watched.is_replaced(renewed.as_ref()) {
                 continue;
             }
-            let paths = watched.paths.clone();
-            if let Ok(contents) = tokio::task::spawn_blocking(move || watch::read(&paths)).await {
+            let (paths, trust) = (watched.paths.clone(), watched.trust());
+            if let Ok(contents) = tokio::task::spawn_blocking(move || watch::read(&paths, trust)).await {
                 // Before the load and whatever its result: contents that are refused now must not be refused again
                 // half a second later.
                 watched.watch = Watch::new(&contents);
@@ -174,6 +175,14 @@ impl Reloader {
 }
 
 impl Watched {
+    /// What is demanded of the files, at the start and now.
+    const fn trust(&self) -> Trust {
+        match self.kind {
+            Kind::Policy(_) => Trust::Settings,
+            Kind::Certificate(_) | Kind::Keys(_) => Trust::Keys,
+        }
+    }
+
     /// Whether these are keys of a policy that was just replaced.
     fn is_replaced(&self, renewed: Option<&NewPolicy>) -> bool {
         renewed.is_some() && matches!(self.kind, Kind::Keys(_))

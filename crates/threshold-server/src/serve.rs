@@ -19,6 +19,8 @@ mod store;
 mod tls;
 mod tokens;
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +28,7 @@ use anyhow::Context as _;
 use threshold_core::policy::Policy;
 use threshold_core::{Secret, Secrets, Span, Timestamp};
 use threshold_limiter::SystemClock;
+use threshold_limiter::files::unsafe_folder;
 use threshold_limiter::journal::GivenSecrets;
 use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::store::{AnyStore, StoreError};
@@ -87,6 +90,9 @@ pub(crate) fn run_with(
         anyhow::bail!("{}: {reason}", source.name);
     }
     source.warn_of_zero_limits();
+    for reason in unsafe_folders(args, Some(&policy)) {
+        tracing::warn!(reason, "others can replace files of this server");
+    }
     let (mut policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
     let written = policy.clone();
     let mut tenants = args.tenants.as_deref().map(TenantFolder::open).transpose()?;
@@ -115,7 +121,7 @@ pub(crate) fn run_with(
         let (OpenDesk { desk, journal, damage }, shared) =
             desk(args, &store, sinks.node_name(), policy.clone()).await?;
         read_bans(&desk).await?;
-        let (sinks, events) = (Sinks::start(sinks, |url| desk.redact(url))?, events(args, desk.now()));
+        let (sinks, events) = (Sinks::start(sinks, |url| desk.redact(url))?, events(args, desk.now())?);
         let banner = Banner {
             args,
             source: &source,
@@ -332,7 +338,7 @@ impl ProcessSignals {
 
 /// Reads the policy, or takes the starter policy if none is given.
 fn read_policy(args: &ServeArgs) -> anyhow::Result<Source> {
-    args.policy.as_deref().map_or_else(|| Ok(starter()), Source::read)
+    args.policy.as_deref().map_or_else(|| Ok(starter()), Source::read_to_serve)
 }
 
 /// Returns the text of the policy, and its file if operators may change that.
@@ -488,12 +494,30 @@ fn check_journal_name(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 /// Opens the file of events beside the journal, or a database in memory without one.
-fn events(args: &ServeArgs, now: Timestamp) -> EventDatabase {
+fn events(args: &ServeArgs, now: Timestamp) -> anyhow::Result<EventDatabase> {
     let retention = Retention { age: args.events_keep, bytes: u64::from(args.events_size).saturating_mul(1 << 20) };
-    // The journal is open by now, and may be reached through a link: files beside it are beside the file that the link leads to.
+    let path = events_path(args);
+    path.as_deref().map_or(Ok(()), EventDatabase::check)?;
+    Ok(EventDatabase::open(path.as_deref(), retention, now))
+}
+
+/// Returns the path of the file of events, if there is one.
+fn events_path(args: &ServeArgs) -> Option<PathBuf> {
+    // The journal may be reached through a link: files beside it are beside the file that the link leads to.
     let journal = args.db.canonicalize().unwrap_or_else(|_| args.db.clone());
-    let path = journal.with_extension("events");
-    EventDatabase::open(Some(&*path).filter(|_| !args.no_db), retention, now)
+    (!args.no_db).then(|| journal.with_extension("events"))
+}
+
+/// Returns why others can replace files that the server depends on, with how to mend that.
+fn unsafe_folders(args: &ServeArgs, policy: Option<&Policy>) -> BTreeSet<String> {
+    let policy_file = args.policy.as_deref().filter(|path| path.as_os_str() != "-");
+    let keys = policy.and_then(|policy| policy.identity().jwt.as_ref()?.key_file.as_deref()).map(Path::new);
+    let events = events_path(args);
+    let files = [policy_file, keys, args.tls_cert.as_deref(), args.tls_key.as_deref(), events.as_deref()];
+    // The parent of a bare name is "".
+    let folder = |file: &Path| file.parent().map(|parent| Path::new(".").join(parent));
+    let folders = files.into_iter().flatten().filter_map(folder).chain(args.tenants.clone());
+    folders.filter_map(|folder| unsafe_folder(&folder)).collect()
 }
 
 /// Reads a secret of the installation from the environment, and checks its length.

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use threshold_core::policy::{Finding, MAX_FILE, Policy, Review, Severity};
+use threshold_limiter::files::{self, Trust};
 
 pub(crate) use changes::{Tenants, changes, joined};
 
@@ -25,6 +26,14 @@ impl Source {
     /// Reads a policy file, or standard input for `-`.
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         Self::from_bytes(path, read_bytes(path, MAX_FILE)?)
+    }
+
+    /// Reads a policy that a server is to decide by: a pipe must not keep it waiting, nor others change the file.
+    pub(crate) fn read_to_serve(path: &Path) -> anyhow::Result<Self> {
+        if path.as_os_str() == "-" {
+            return Self::read(path);
+        }
+        Self::from_bytes(path, read_trusted(path, Trust::Settings, MAX_FILE)?)
     }
 
     /// Decodes the bytes of a policy file.
@@ -116,6 +125,16 @@ pub(crate) fn read_bytes(path: &Path, at_most: usize) -> anyhow::Result<Vec<u8>>
         std::fs::File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
     };
     reading.with_context(|| format!("cannot read {}", path.display()))?;
+    bounded(path, bytes, at_most)
+}
+
+/// Reads a file that a server depends on, which must be what [`Trust`] demands.
+pub(crate) fn read_trusted(path: &Path, trust: Trust, at_most: usize) -> anyhow::Result<Vec<u8>> {
+    let bytes = files::read(path, trust, at_most).with_context(|| format!("cannot read {}", path.display()))?;
+    bounded(path, bytes, at_most)
+}
+
+fn bounded(path: &Path, bytes: Vec<u8>, at_most: usize) -> anyhow::Result<Vec<u8>> {
     if bytes.len() > at_most {
         bail!("{} is larger than {at_most} bytes", path.display());
     }

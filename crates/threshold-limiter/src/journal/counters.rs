@@ -11,6 +11,7 @@ use threshold_core::{Balance, Digest, KeyId, Limit, Timestamp, TraceId};
 use super::fs::{create_replacing, resolve, sync_parent, with_suffix};
 use super::rows::checksum;
 use super::{CountersError, FORMAT, KeyIds};
+use crate::files::{self, Trust};
 use crate::store::memory::MemoryStore;
 
 /// The first bytes of the file. The last of them is its version.
@@ -87,7 +88,7 @@ pub fn load_counters(
 ) -> Result<Counters, CountersError> {
     let keys = keys.into();
     let path = counters_path(journal);
-    let bytes = match std::fs::read(&path) {
+    let bytes = match files::read(&path, Trust::Own, usize::MAX) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Counters::default()),
         Err(error) => return Err(CountersError::Io(path, error)),

@@ -44,6 +44,13 @@ pub enum JournalError {
     /// The folder, named first, of this journal does not exist.
     #[error("the folder {} of {} does not exist: create it, or name another file", .0.display(), .1.display())]
     NoFolder(PathBuf, PathBuf),
+    /// Somebody has added this, such as a trigger, to the tables of the journal. It may have changed what was written.
+    #[error(
+        "somebody has added the {1} to {path}, which may make bans vanish: put a copy of the journal in its place (threshold restore \
+         COPY --db {path}); or, if you know that it does no harm, drop it (sqlite3 {path})",
+        path = .0.display()
+    )]
+    Added(PathBuf, String),
     /// The file is damaged. The text names the first fault.
     #[error("{path} is damaged: {1}", path = .0.display())]
     Damaged(PathBuf, String),
@@ -65,9 +72,6 @@ pub enum JournalError {
         .0.display(), .1.display()
     )]
     SecretMissing(PathBuf, PathBuf),
-    /// The file of the secret has these permissions, which let others than its owner use it.
-    #[error("{path} has the permissions {1:03o}, so that others can use the secret: run chmod 600 {path}", path = .0.display())]
-    OpenSecret(PathBuf, u32),
     /// The present and the old secret are equal, or have the same key id.
     #[error(transparent)]
     SameSecret(SameKeyId),

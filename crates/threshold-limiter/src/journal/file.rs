@@ -46,6 +46,7 @@ pub(super) struct JournalFile {
 impl JournalFile {
     pub(super) fn open(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Contents), JournalError> {
         // Before the lock, which is a file of its own: nothing is created beside another program's file.
+        identify::check_planted(path)?;
         identify::check(path)?;
         let is_first = !std::fs::exists(with_suffix(path, LOCK)).map_err(JournalError::io(path))?;
         let lock = lock(path)?;
@@ -72,6 +73,10 @@ impl JournalFile {
         open_or_create(path).map_err(JournalError::io(path))?;
         let mark = commit_mark::read(&lock);
         let (connection, mut inspection) = inspect(path)?;
+        // It may have changed what was written. Which rows are right, no checksum says: whoever could add it could write one.
+        if let Some(added) = inspection.added {
+            return Err(JournalError::Added(path.into(), added));
+        }
         inspection.check_commits(mark);
         let was_written_under = |id: KeyId| inspection.secret == Some(i64::from(id.to_u32()));
         let rotated = keys.old.filter(|old| was_written_under(*old));
@@ -227,14 +232,22 @@ pub(super) fn connect_to_read(path: &Path) -> rusqlite::Result<Connection> {
 /// Opens a database as it is, and leaves its log when it is closed.
 fn connect_unchanged(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
+    let connection = open(path, flags)?;
     set_checkpoint_on_close(&connection, false);
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    // The file may have been changed by anybody: trust neither its schema nor its cell sizes.
-    connection.pragma_update(None, "trusted_schema", false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
     // Overwrites deleted rows with zeros, so that a page scan of a damaged file does not bring them back. A copy has it from its source.
     connection.pragma_update_and_check(None, "secure_delete", true, |row| row.get::<_, i64>(0))?;
+    Ok(connection)
+}
+
+/// Opens a file that anybody may have changed: it runs neither triggers nor views, and trusts no function in its schema.
+pub(super) fn open(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.pragma_update(None, "trusted_schema", false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
     Ok(connection)
 }
 
@@ -311,7 +324,7 @@ fn other_version(path: &Path) -> Option<i64> {
     // the database open. Then the index exists, and closing changes nothing because the other process stays.
     let read = |mode: &str| -> rusqlite::Result<Option<i64>> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(path, flags)?;
+        let connection = open(path, flags)?;
         // Without a log SQLite creates an empty one, and removes it by the checkpoint.
         set_checkpoint_on_close(&connection, is_empty(&with_suffix(path, WAL)));
         connection.busy_timeout(Duration::ZERO)?;

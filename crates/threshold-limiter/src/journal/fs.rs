@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::JournalError;
+use crate::files::{self, Trust};
 
 /// The suffix of the lock file of a journal.
 pub(super) const LOCK: &str = ".lock";
@@ -83,7 +84,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 
 /// Copies a file to a new one with mode 0600, and syncs it. Returns `None` if there is no such file.
 pub(super) fn copy_synced(from: &Path, to: &Path) -> io::Result<Option<File>> {
-    let mut from = match File::open(from) {
+    let mut from = match files::open(from, Trust::Any) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };

@@ -4,20 +4,21 @@
 //! must show that it is a journal first. The file is read as bytes: SQLite changes a database that it opens, if only to roll
 //! back the transaction of a program that crashed.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read as _};
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use super::JournalError;
-use super::fs::{LOCK, WAL, is_empty, parent, with_suffix};
+use super::counters::counters_path;
+use super::fs::{LOCK, SHM, WAL, is_empty, parent, with_suffix};
 use super::pages::{Cell, Pages, Value};
 use super::rows::checksum;
 use super::schema::META_TABLE;
 use super::{commit_mark, secret};
+use crate::files::{self, Trust};
 
 /// How much of a file is searched: the largest page of SQLite, because the first page holds the definitions of the tables. In
 /// the log of a new journal, they are in one of the first frames.
-const SEARCHED: u64 = 64 << 10;
+const SEARCHED: usize = 64 << 10;
 
 /// Fails if a journal cannot be at this path: its folder is missing, or another program's file is there.
 ///
@@ -36,6 +37,19 @@ pub(super) fn check(path: &Path) -> Result<(), JournalError> {
     Err(JournalError::NotAJournal(path.into()))
 }
 
+/// Fails if another user can have planted, or can change, one of the files of a journal.
+pub(super) fn check_planted(path: &Path) -> Result<(), JournalError> {
+    for file in [with_suffix(path, LOCK), counters_path(path)].into_iter().chain(database_files(path)) {
+        files::check(&file, Trust::Own).map_err(JournalError::io(&file))?;
+    }
+    Ok(())
+}
+
+/// Returns the files of a database. SQLite applies a rollback journal that is beside it, as it does the log.
+pub(super) fn database_files(path: &Path) -> [PathBuf; 4] {
+    ["", WAL, SHM, "-journal"].map(|suffix| with_suffix(path, suffix))
+}
+
 fn has_meta_table(path: &Path) -> Result<bool, JournalError> {
     for file in [path.to_owned(), with_suffix(path, WAL)] {
         let start = start_of(&file).map_err(JournalError::io(&file))?;
@@ -47,16 +61,15 @@ fn has_meta_table(path: &Path) -> Result<bool, JournalError> {
 }
 
 fn start_of(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut start = Vec::new();
-    match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        file => drop(file?.take(SEARCHED).read_to_end(&mut start)?),
+    match files::read(path, Trust::Any, SEARCHED) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        read => read,
     }
-    Ok(start)
 }
 
 fn is_beside_journal_files(path: &Path) -> bool {
-    let mark = File::open(with_suffix(path, LOCK)).ok().and_then(|lock| commit_mark::read(&lock));
+    let lock = files::open(&with_suffix(path, LOCK), Trust::Any).ok();
+    let mark = lock.and_then(|lock| commit_mark::read(&lock));
     mark.is_some() || secret::is_beside(path)
 }
 

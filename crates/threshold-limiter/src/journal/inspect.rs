@@ -10,7 +10,7 @@ use super::damage_record::{DamageRow, UNREADABLE};
 use super::pages::{Cell, Value};
 use super::rows::{Kind, Row, Summary, checksum};
 use super::salvage::{Damage, replayed_pages};
-use super::schema::{identity_checksum, meta, stored_summary};
+use super::schema::{Schema, identity_checksum, meta, stored_summary};
 
 /// The rows of a database, and its faults.
 #[derive(Debug, Default)]
@@ -33,6 +33,8 @@ pub(super) struct Inspection {
     stored_commits: Option<i64>,
     version: Option<i64>,
     has_lost_commits: bool,
+    /// What somebody else has added to the tables.
+    pub(super) added: Option<String>,
 }
 
 impl Inspection {
@@ -40,6 +42,7 @@ impl Inspection {
     /// somebody else has written to it.
     pub(super) fn run(connection: &Connection, path: &Path) -> Self {
         let mut inspection = Self::default();
+        inspection.check_schema(connection);
         inspection.read_meta(connection);
         let has_sound_pages = inspection.check_pages(connection);
         // If SQLite's check fails, rows that it does not reach may still be whole on some page.
@@ -80,6 +83,18 @@ impl Inspection {
     pub(super) fn into_contents(self, path: &Path) -> Contents {
         let damage = self.damage(path);
         Contents { rows: self.rows, damage, is_new: false }
+    }
+
+    fn check_schema(&mut self, connection: &Connection) {
+        match Schema::of(connection) {
+            Ok(Schema::Own) => {}
+            Ok(Schema::Altered) => self.faults.push("its tables are not as they were created".to_owned()),
+            Ok(Schema::Added(what)) => {
+                self.faults.push(format!("somebody else has added the {what}"));
+                self.added = Some(what);
+            }
+            Err(error) => self.faults.push(error.to_string()),
+        }
     }
 
     fn read_meta(&mut self, connection: &Connection) {

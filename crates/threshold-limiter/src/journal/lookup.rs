@@ -53,7 +53,7 @@ impl Journal {
         // Read-only, unlike a journal in use: a copy of which this is asked must stay as it is.
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         std::fs::metadata(path).map_err(JournalError::io(path))?;
-        let connection = Connection::open_with_flags(path, flags).map_err(JournalError::sqlite(path))?;
+        let connection = file::open(path, flags).map_err(JournalError::sqlite(path))?;
         let secret = meta(&connection, "secret").map_err(JournalError::sqlite(path))?;
         let id = u32::try_from(secret).map_err(|error| {
             JournalError::sqlite(path)(rusqlite::Error::FromSqlConversionFailure(

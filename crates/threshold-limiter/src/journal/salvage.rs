@@ -8,10 +8,12 @@ use rusqlite::{Connection, OpenFlags, Transaction, params};
 
 use super::file::{close_without_checkpoint, connect};
 use super::fs::{SHM, WAL, copy_synced, create_replacing, is_empty, open_or_create, remove, sync_parent, with_suffix};
+use super::identify::database_files;
 use super::inspect::Inspection;
 use super::pages::{Cell, PAGE_SIZE, Pages, Value};
 use super::schema::{NewFile, initialize};
 use super::{Contents, JournalError};
+use crate::files::{self, Trust};
 
 /// The suffix of a database that is about to replace the journal.
 const NEXT: &str = ".next";
@@ -87,8 +89,9 @@ pub(super) fn finish_replacement(path: &Path) -> Result<(), JournalError> {
         return Ok(());
     }
     let modified = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let is_planted = database_files(&next).iter().any(|file| files::check(file, Trust::Own).is_err());
     // A complete file that is older than the journal is a leftover: the journal was written since.
-    if check_sound(&next).is_ok() && modified(&next) >= modified(path) {
+    if !is_planted && check_sound(&next).is_ok() && modified(&next) >= modified(path) {
         return put_in_place(&next, path).map_err(JournalError::io(path));
     }
     remove_database(&next).map_err(JournalError::io(path))
@@ -154,7 +157,7 @@ fn replay(path: &Path, copy: &Path) -> std::io::Result<()> {
 }
 
 fn remove_database(path: &Path) -> std::io::Result<()> {
-    ["", WAL, SHM, "-journal"].into_iter().try_for_each(|suffix| remove(&with_suffix(path, suffix)))
+    database_files(path).iter().try_for_each(|file| remove(file))
 }
 
 /// Renames a complete database over another one, durably.

@@ -1,7 +1,10 @@
 //! The tables of a journal, and the statements that keep their checksums right.
 
+use std::collections::BTreeSet;
+
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use threshold_core::KeyId;
+use threshold_core::text::printable;
 
 use super::damage_record;
 use super::rows::{AuditLine, Row, Summary, checksum};
@@ -25,6 +28,42 @@ const OTHER_TABLES: &str = "
         why TEXT NOT NULL
     ) STRICT;
 ";
+
+/// What a database consists of, compared with the tables that this program creates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Schema {
+    Own,
+    /// A table is missing or has another definition.
+    Altered,
+    /// Beside the tables there is something else, such as a trigger, which may change what is written or read.
+    Added(String),
+}
+
+impl Schema {
+    pub(super) fn of(connection: &Connection) -> rusqlite::Result<Self> {
+        let own = Connection::open_in_memory()?;
+        own.execute_batch(META_TABLE)?;
+        own.execute_batch(OTHER_TABLES)?;
+        let (own, found) = (definitions(&own)?, definitions(connection)?);
+        if !own.is_subset(&found) {
+            return Ok(Self::Altered);
+        }
+        // What `ANALYZE` writes changes how rows are searched for, and nothing else.
+        let is_harmless = |kind: &str, name: &str| kind == "table" && name.starts_with("sqlite_stat");
+        let added = found.difference(&own).find(|(kind, name, ..)| !is_harmless(kind, name));
+        Ok(added.map_or(Self::Own, |(kind, name, table, _)| {
+            let (kind, name, table) = (printable(kind), printable(name), printable(table));
+            Self::Added(format!("{kind} {name} on {table}"))
+        }))
+    }
+}
+
+/// Kind, name, table and SQL of everything in a database.
+fn definitions(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String, Option<String>)>> {
+    let mut select = connection.prepare("SELECT type, name, tbl_name, sql FROM sqlite_schema")?;
+    let found = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
+    found.collect()
+}
 
 /// The content of a new database.
 #[derive(Debug, Clone, Copy)]

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use threshold_core::{KeyId, Secret, Secrets};
@@ -10,13 +9,14 @@ use threshold_core::{KeyId, Secret, Secrets};
 use super::file::{Missing, check_may_create};
 use super::fs::{create_replacing, is_empty, lock, resolve, sync_parent, with_suffix};
 use super::{JournalError, identify};
+use crate::files::{self, Trust};
 
 /// The suffix of a secret whose journal is not created yet: a secret without its journal means that the journal is missing.
 const NEXT: &str = ".next";
 /// The suffix of the old secret during a rotation.
 const OLD: &str = ".old";
-/// The permissions of group and others, none of which a secret may have.
-const OTHERS: u32 = 0o077;
+/// The most bytes of a file with a secret: far more than one has.
+const MAX_FILE: usize = 4_096;
 
 /// Returns the path of the secret of a journal.
 #[must_use]
@@ -92,9 +92,10 @@ fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, Jo
         return parse(&text).ok_or(JournalError::BadSecret(path));
     }
     // An interrupted start has left a secret, and perhaps a journal that was written under it.
-    if let Some(secret) = read(&next)?.and_then(|text| parse(&text)) {
+    if let Some(secret) = read_next(&next)?.and_then(|text| parse(&text)) {
         return Ok(secret);
     }
+    identify::check_planted(&journal)?;
     identify::check(&journal)?;
     // Under a generated secret no record of this journal would be found.
     if !is_empty(&journal) {
@@ -102,7 +103,7 @@ fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, Jo
     }
     // Two processes that start at once must not generate two secrets.
     let _lock = lock(&journal)?;
-    match read(&next)?.and_then(|text| parse(&text)) {
+    match read_next(&next)?.and_then(|text| parse(&text)) {
         Some(secret) => Ok(secret),
         None => generate(&next).map_err(JournalError::io(&next)),
     }
@@ -112,17 +113,22 @@ fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, Jo
 /// have a file of that name, so it must hold a secret.
 pub(super) fn is_beside(journal: &Path) -> bool {
     let path = secret_path(journal);
-    let holds_secret = |path: &PathBuf| std::fs::read_to_string(path).is_ok_and(|text| parse(&text).is_some());
+    let holds_secret = |path: &PathBuf| {
+        let text = files::read(path, Trust::Any, MAX_FILE).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        text.is_some_and(|text| parse(&text).is_some())
+    };
     [with_suffix(&path, NEXT), path].iter().any(holds_secret)
 }
 
 /// Checks the files of an installation as a server does at its start, and creates nothing. A server may be running.
 ///
 /// # Errors
-/// Fails if the folder of the journal is missing, if another program's file is in its place, if the journal is missing beside
+/// Fails if the folder of the journal is missing, if a file was planted there, if another program's file is in its place, if the journal is missing beside
 /// files that show that there was one, and as [`installation_secrets`] does. What is in the journal is not read.
 pub fn check_installation(journal: &Path, given: GivenSecrets<'_>) -> Result<(), JournalError> {
     let journal = resolve(journal);
+    identify::check_planted(&journal)?;
+    read_next(&with_suffix(&secret_path(&journal), NEXT))?;
     identify::check(&journal)?;
     // `installation_secrets` would generate a secret for a new installation.
     let files = [secret_path(&journal), old_secret_path(&journal)];
@@ -142,7 +148,7 @@ pub(super) fn publish(journal: &Path, key_id: KeyId) -> Result<(), JournalError>
         return Ok(());
     }
     // A leftover of another start stays where it is, if the journal is not under its secret.
-    let own = read(&next)?.and_then(|text| parse(&text)).filter(|secret| secret.key_id() == key_id);
+    let own = read_next(&next)?.and_then(|text| parse(&text)).filter(|secret| secret.key_id() == key_id);
     if own.is_some() {
         let renamed = std::fs::rename(&next, &path).and_then(|()| sync_parent(&path));
         renamed.map_err(JournalError::io(&path))?;
@@ -150,20 +156,20 @@ pub(super) fn publish(journal: &Path, key_id: KeyId) -> Result<(), JournalError>
     Ok(())
 }
 
-/// Reads the file of a secret, if it exists. Fails if others can use it: they could forge tokens, and find the names behind
-/// digests.
+/// Reads the file of a secret, if it exists. Fails if another user has put it there, or can use it: they could forge tokens, and
+/// find the names behind digests.
 fn read(path: &Path) -> Result<Option<String>, JournalError> {
-    let io = JournalError::io(path);
-    let file = match std::fs::File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(&io)?,
-    };
-    // Of the open file: its name could lead to another file by now.
-    let mode = file.metadata().map_err(&io)?.mode();
-    if mode & OTHERS != 0 {
-        return Err(JournalError::OpenSecret(path.into(), mode & 0o777));
+    match files::read(path, Trust::Secret, MAX_FILE) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        // Bytes that are no text are no secret.
+        read => Ok(Some(String::from_utf8(read.map_err(JournalError::io(path))?).unwrap_or_default())),
     }
-    std::io::read_to_string(file).map(Some).map_err(io)
+}
+
+/// Reads a secret whose journal is not created yet. Only this program writes such a file, so that it is no link.
+fn read_next(path: &Path) -> Result<Option<String>, JournalError> {
+    files::check(path, Trust::Own).map_err(JournalError::io(path))?;
+    read(path)
 }
 
 fn parse(text: &str) -> Option<Secret> {

@@ -7,8 +7,8 @@ use super::MAX_KEY_FILE;
 
 /// A key of `[identity.jwt]` that cannot be used.
 ///
-/// It holds nothing of the key, and does not name the file of the key: a key may stand in place of that name by mistake. The
-/// message does not repeat the cause: print the chain of [`source`](Error::source)s.
+/// It holds nothing of the key, and names the file of the key only if there is one: a key may stand in place of that name by
+/// mistake. The message does not repeat the cause: print the chain of [`source`](Error::source)s.
 #[derive(Debug)]
 pub struct KeyError {
     setting: &'static str,
@@ -48,9 +48,6 @@ pub enum KeyFault {
     /// The file cannot be read.
     #[error("the file cannot be read")]
     Unreadable(#[source] io::Error),
-    /// The file is a directory, a pipe or a device.
-    #[error("the file cannot be read: it is not a regular file")]
-    NotAFile,
     /// The file is larger than [`MAX_KEY_FILE`].
     #[error("the file is larger than {MAX_KEY_FILE} bytes")]
     TooLarge,

@@ -43,10 +43,6 @@ fn each_error_has_a_message_of_its_own() {
              recognised. Put the secret back, or give it as THRESHOLD_SECRET; or start with another file",
         ),
         (
-            JournalError::OpenSecret(secret(), 0o644).into(),
-            "j.secret has the permissions 644, so that others can use the secret: run chmod 600 j.secret",
-        ),
-        (
             JournalError::SameSecret(SameKeyId(key(0x2a))).into(),
             "the present and the old secret have the same key id, 0000002a: give another one, or no old one",
         ),

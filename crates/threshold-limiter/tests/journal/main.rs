@@ -19,6 +19,7 @@ mod lost_commits;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod names;
+mod planted;
 mod rebuild;
 mod rotation;
 

@@ -108,7 +108,8 @@ fn a_secret_is_for_its_owner_alone() {
         installation_secrets(&scratch.db(), GivenSecrets::default())
     };
     for mode in [0o640, 0o604, 0o644, 0o660] {
-        let error = given(mode).unwrap_err().to_string();
+        let error = given(mode).unwrap_err();
+        let error = format!("{error}: {}", std::error::Error::source(&error).unwrap());
         assert!(
             error.contains(&format!("chmod 600 {}", path.display())) && error.contains(&format!("{mode:o}")),
             "{error}"

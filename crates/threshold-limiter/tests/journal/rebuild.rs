@@ -13,7 +13,7 @@ use threshold_limiter::store::memory::MemoryStore;
 use super::{POLICY, SECOND, START, Scratch, saved, secret, world};
 
 /// Waits until the journal has found damage and repaired it.
-fn repaired(journal: &Journal) -> Arc<Repair> {
+pub(super) fn repaired(journal: &Journal) -> Arc<Repair> {
     let mut events = journal.events();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let repair = async {

@@ -356,7 +356,8 @@ fn secrets_that_cannot_be_in_force_together_are_refused() {
     assert!(given(Some(one), None).unwrap().old().is_some());
     for (text, mode, expect) in [("", 0o600, "no secret"), ("abcd", 0o600, "no secret"), ("x", 0o644, "chmod 600")] {
         write(&old, text, mode);
-        let error = given(None, None).unwrap_err().to_string();
+        let error = given(None, None).unwrap_err();
+        let error = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
         assert!(error.contains(expect) && error.contains("threshold.secret.old"), "{error}");
     }
 }

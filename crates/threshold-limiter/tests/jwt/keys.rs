@@ -199,8 +199,9 @@ impl Drop for Scratch {
 fn a_named_pipe_is_no_file_of_keys() {
     let pipe = Scratch(std::env::temp_dir().join(format!("threshold-jwt-{}.pipe", std::process::id())));
     assert!(std::process::Command::new("mkfifo").arg(&pipe.0).status().unwrap().success());
-    let error = jwt::read_key_file(&pipe.0).unwrap_err().to_string();
-    assert!(error.contains("not a regular file"), "{error}");
+    let error = jwt::read_key_file(&pipe.0).unwrap_err();
+    let cause = std::error::Error::source(error.fault()).unwrap().to_string();
+    assert!(cause.contains("a named pipe and not a regular file"), "{cause}");
 }
 
 #[test]

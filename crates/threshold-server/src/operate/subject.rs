@@ -14,7 +14,8 @@ pub(super) fn describe(subject: &Value) -> String {
     let field = |name: &str| subject.get(name).unwrap_or(&Value::Null);
     let (layer, key) = (shown(field("layer")), shown(field("key")));
     let mut text = format!("{layer} {key}\n");
-    if let Some(digest) = field("digest").as_str() {
+    if !field("digest").is_null() {
+        let digest = shown(field("digest"));
         let place = if layer == "account" { "threshold locks list" } else { "the server's log" };
         let _ = writeln!(text, "digest {digest} (in {place})");
     }
@@ -71,7 +72,8 @@ fn reasons(subject: &Value) -> Vec<(String, String)> {
         let (name, until) = (shown(own("ladder")), end(own("until")));
         match own("penalty").as_str() {
             Some("ban") => {
-                let reason = own("reason").as_str().map_or_else(String::new, |reason| format!(": {reason}"));
+                let reason = own("reason");
+                let reason = if reason.is_null() { String::new() } else { format!(": {}", shown(reason)) };
                 let id = prefix(own("id"));
                 reasons.push((
                     format!("ban {id} by the ladder {name}{reason} ({until})"),
@@ -151,7 +153,8 @@ fn budget_lines(budgets: &Value) -> String {
 
 fn budget_name(budget: &Value) -> String {
     let rule = shown(budget.get("rule").unwrap_or(&Value::Null));
-    budget.get("category").and_then(Value::as_str).map_or(rule.clone(), |category| format!("{rule} ({category})"))
+    let category = budget.get("category").filter(|category| !category.is_null());
+    category.map_or(rule.clone(), |category| format!("{rule} ({})", shown(category)))
 }
 
 /// Returns the use of a budget: `3 / 10 (10/h), frees at 2026-11-16T12:00:00Z`.

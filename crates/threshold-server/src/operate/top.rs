@@ -164,7 +164,7 @@ impl Screen {
     }
 
     fn figures(&self, frame: &mut Frame<'_>, area: Rect) {
-        let value = |name: &str| self.stats.get(name).map_or_else(|| "-".to_owned(), Value::to_string);
+        let value = |name: &str| self.stats.get(name).map_or_else(|| "-".to_owned(), super::shown);
         let cell = |(name, label): &(&str, &str)| [Cell::from(label.to_string()), Cell::from(value(name))];
         let rows = FIGURES.chunks(2).map(|pair| Row::new(pair.iter().flat_map(cell).collect::<Vec<_>>()));
         let widths = [Constraint::Length(15), Constraint::Length(7), Constraint::Length(13), Constraint::Length(7)];

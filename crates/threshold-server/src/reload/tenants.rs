@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use anyhow::Context as _;
 use threshold_core::policy::Policy;
+use threshold_limiter::files::Trust;
 use threshold_limiter::tenant_config::TenantConfig;
 
 use super::watch::{self, Contents, Found, Watch};
@@ -65,7 +66,8 @@ impl TenantFolder {
     /// Reads the files that have changed. A change counts once it was seen at two checks.
     pub(crate) fn check(&mut self, now: SystemTime) {
         self.update(|file| {
-            let found = Found::unless(std::slice::from_ref(&file.path), file.watch.trusted().as_deref())?;
+            let found =
+                Found::unless(std::slice::from_ref(&file.path), Trust::Settings, file.watch.trusted().as_deref())?;
             file.watch.take(found, now)
         });
     }
@@ -76,7 +78,7 @@ impl TenantFolder {
         // A file that is missing now is removed now.
         self.tenants.values_mut().for_each(|file| file.gone = true);
         self.update(|file| {
-            let contents = watch::read(std::slice::from_ref(&file.path));
+            let contents = watch::read(std::slice::from_ref(&file.path), Trust::Settings);
             file.watch = Watch::new(&contents);
             Some(contents)
         });

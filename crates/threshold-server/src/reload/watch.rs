@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use threshold_core::policy::MAX_FILE;
+use threshold_limiter::files::Trust;
 
-use crate::source::read_bytes;
+use crate::source::read_trusted;
 
 /// Metadata of a file that was modified more recently than this is not trusted: it may be modified again within the resolution
 /// of the file system's timestamps, which is two seconds on FAT.
@@ -90,19 +91,19 @@ impl Watch {
 
 impl Found {
     /// Reads the files, unless their metadata is unchanged.
-    pub(super) fn unless(paths: &[PathBuf], seen: Option<&[FileStamp]>) -> Option<Self> {
+    pub(super) fn unless(paths: &[PathBuf], trust: Trust, seen: Option<&[FileStamp]>) -> Option<Self> {
         let stamps = |path: &PathBuf| std::fs::metadata(path).ok().map(|metadata| FileStamp::of(&metadata));
         let stamps: Option<Vec<FileStamp>> = paths.iter().map(stamps).collect();
         if seen.is_some() && stamps.as_deref() == seen {
             return None;
         }
-        Some(Self { stamps, contents: read(paths) })
+        Some(Self { stamps, contents: read(paths, trust) })
     }
 }
 
 /// Reads all of the files.
-pub(super) fn read(paths: &[PathBuf]) -> Contents {
-    paths.iter().map(|path| read_bytes(path, MAX_FILE).map_err(|error| format!("{error:#}"))).collect()
+pub(super) fn read(paths: &[PathBuf], trust: Trust) -> Contents {
+    paths.iter().map(|path| read_trusted(path, trust, MAX_FILE).map_err(|error| format!("{error:#}"))).collect()
 }
 
 impl FileStamp {
@@ -150,7 +151,7 @@ mod tests {
     }
 
     fn look(watch: &mut Watch, file: &Scratch, now: SystemTime) -> bool {
-        let found = Found::unless(std::slice::from_ref(&file.0), watch.trusted().as_deref());
+        let found = Found::unless(std::slice::from_ref(&file.0), Trust::Settings, watch.trusted().as_deref());
         found.is_some_and(|found| watch.take(found, now).is_some())
     }
 

@@ -4,13 +4,14 @@ use threshold_core::policy::{Policy, Review, Severity};
 use threshold_limiter::journal::{GivenSecrets, JournalError, check_installation};
 
 use super::{
-    Certificates, StoreUrl, Tokens, check_addresses, check_journal_name, check_secrets, policy_support, read_policy,
-    secret, sink_settings, store,
+    Certificates, StoreUrl, Tokens, check_addresses, check_journal_name, check_secrets, events_path, policy_support,
+    read_policy, secret, sink_settings, store, unsafe_folders,
 };
 use crate::Report;
 use crate::cli::{Denied, ServeArgs};
 use crate::otlp::Telemetry;
 use crate::reload::TenantFolder;
+use crate::signals::database::EventDatabase;
 use crate::{lint, log};
 
 /// Prints what is wrong, and exits as `lint` does.
@@ -24,6 +25,11 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
     text.push_str(&lint::summary(&source.name, errors, warnings));
+    let folders = unsafe_folders(args, policy.as_ref());
+    for reason in &folders {
+        text.push_str(&format!("warning: {reason}\n"));
+    }
+    let warnings = warnings.saturating_add(folders.len());
     let mut problems = problems(args, policy.as_ref());
     problems.extend(tenant_problems(args, policy));
     for problem in &problems {
@@ -52,6 +58,7 @@ fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
     problems.extend(Telemetry::check_environment().err());
     problems.extend(sink_settings(args).and_then(|settings| settings.check_files()).err());
     problems.extend(check_journal_name(args).and_then(|()| installation(args)).err());
+    problems.extend(events_path(args).and_then(|events| EventDatabase::check(&events).err()));
     problems
 }
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use threshold_core::{Secret, Secrets};
+use threshold_limiter::files::Trust;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore, RedisUrl};
 
 use crate::cli::ServeArgs;
-use crate::source::read_bytes;
+use crate::source::read_trusted;
 
 /// The largest file, in bytes: the certificates of all public authorities together are a quarter of it.
 const MAX_PEM: usize = 1 << 20;
@@ -98,10 +99,11 @@ pub(super) fn options(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> an
     let mut options = RedisOptions::new(url.clone(), secrets.clone());
     let ca = args.store_ca.clone().map_or_else(|| variable("THRESHOLD_STORE_CA"), |path| Ok(Some(path)))?;
     if let Some(path) = &ca {
-        options = options.authorities(read_bytes(path, MAX_PEM)?);
+        options = options.authorities(read_trusted(path, Trust::Keys, MAX_PEM)?);
     }
     if let (Some(cert), Some(key)) = (&args.store_cert, &args.store_key) {
-        options = options.certificate(read_bytes(cert, MAX_PEM)?, read_bytes(key, MAX_PEM)?);
+        let read = |path| read_trusted(path, Trust::Keys, MAX_PEM);
+        options = options.certificate(read(cert)?, read(key)?);
     }
     if let Some(deadline) = deadline(args)? {
         options = options.deadline(deadline);

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use arc_swap::ArcSwap;
+use threshold_limiter::files::Trust;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
@@ -18,7 +19,7 @@ use x509_parser::parse_x509_certificate;
 
 use super::connection::Protocols;
 use crate::door::{Health, Problem};
-use crate::source::read_bytes;
+use crate::source::read_trusted;
 
 /// The largest file, in bytes: a certificate chain is some kilobytes.
 const MAX_PEM: usize = 1 << 20;
@@ -49,7 +50,8 @@ impl Certificates {
     /// Reads a certificate chain and its key. Also returns the contents of the two files.
     pub(super) fn read(cert: &Path, key: &Path) -> anyhow::Result<(Self, [Vec<u8>; 2])> {
         let paths = [cert.to_owned(), key.to_owned()];
-        let files = [read_bytes(cert, MAX_PEM)?, read_bytes(key, MAX_PEM)?];
+        let read = |path| read_trusted(path, Trust::Keys, MAX_PEM);
+        let files = [read(cert)?, read(key)?];
         let in_force = ArcSwap::from_pointee(pair(&paths, &files)?);
         Ok((Self { paths, in_force, logged: Mutex::default() }, files))
     }

@@ -1,7 +1,7 @@
 //! The SQLite file of events, or a database in memory.
 //!
-//! No decision depends on an event. So nothing here fails a request or a start: what cannot be written is lost and counted, and a
-//! damaged file is set aside.
+//! No decision depends on an event. So nothing here fails a request, nor a start but for a planted file: what cannot be written is
+//! lost and counted, and a damaged file is set aside.
 
 mod alerts;
 mod file;
@@ -123,6 +123,11 @@ struct Writer {
 }
 
 impl EventDatabase {
+    /// Fails if another user can have planted, or can change, the file.
+    pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
+        file::check(path)
+    }
+
     /// Opens or creates the file. If that is not possible now, it is tried again later.
     pub(crate) fn open(path: Option<&Path>, mut retention: Retention, now: Timestamp) -> Self {
         if path.is_none() {

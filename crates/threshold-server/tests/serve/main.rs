@@ -29,6 +29,7 @@ mod events;
 mod forward_auth;
 mod grpc_client;
 mod grpc_listener;
+mod hostile;
 mod hosts;
 mod http2;
 mod installation;
@@ -42,6 +43,7 @@ mod origin;
 #[cfg(feature = "otlp")]
 mod otlp;
 mod page;
+mod planted;
 mod policy_keys;
 mod process;
 #[path = "../../src/door/grpc/proto.rs"]

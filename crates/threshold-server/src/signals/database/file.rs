@@ -5,8 +5,11 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context as _;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use threshold_core::event::sql;
+use threshold_limiter::files::{self, Trust};
 
 use super::integer;
 use super::query::newest;
@@ -87,21 +90,35 @@ pub(super) fn is_whole(path: &Path, state: FileState, verifies: bool) -> Option<
     }
 }
 
-/// Opens or creates the database. A damaged one is set aside first.
+/// Fails if another user can have planted, or can change, the file or what SQLite applies to it.
+pub(super) fn check(path: &Path) -> anyhow::Result<()> {
+    for suffix in ["", "-wal", "-shm", "-journal"] {
+        let file = with_suffix(path, suffix);
+        files::check(&file, Trust::Own).with_context(|| format!("cannot use {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// Opens or creates the database. A damaged one, or one to which somebody has added something such as a trigger, is set aside first.
 pub(super) fn open(path: &Path, bounds: Bounds) -> Result<Connection, anyhow::Error> {
+    check(path)?;
     // Created here, because SQLite would leave it to the umask who may read the file.
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connect = || prepared(Connection::open_with_flags(path, flags)?, bounds);
+    let connect = || {
+        let connection = prepared(guarded(path, flags)?, bounds)?;
+        let is_own = has_own_schema(&connection, bounds)?;
+        rusqlite::Result::Ok((connection, is_own))
+    };
     match connect() {
-        Ok(connection) if !is_out_of_numbers(&connection) => return Ok(connection),
+        Ok((connection, true)) if !is_out_of_numbers(&connection) => return Ok(connection),
         Err(error) if !is_damage(&error) => return Err(error.into()),
         // The connection is closed before its file is renamed.
         Ok(_) | Err(_) => {}
     }
     set_aside(path);
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    Ok(connect()?)
+    Ok(connect()?.0)
 }
 
 /// Returns whether there is no number for a further event. Somebody must have written such a number into the file.
@@ -118,16 +135,40 @@ pub(super) fn in_memory(bounds: Bounds) -> Result<Connection, anyhow::Error> {
 pub(super) fn open_for_reading(path: &Path) -> rusqlite::Result<Connection> {
     // Not read-only: a reader takes part in the log's shared memory.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
+    let connection = guarded(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.pragma_update(None, "trusted_schema", false)?;
     connection.pragma_update(None, "query_only", true)?;
     Ok(connection)
 }
 
+/// Opens a file that anybody may have changed: it runs neither triggers nor views, and trusts no function in its schema.
+fn guarded(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.pragma_update(None, "trusted_schema", false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
+    Ok(connection)
+}
+
+/// Returns whether a database consists of what this program creates, and of nothing else.
+fn has_own_schema(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
+    let definitions = |connection: &Connection| {
+        // What `ANALYZE` writes changes how rows are searched for, and nothing else.
+        let all = "SELECT type, name, tbl_name, sql FROM sqlite_schema
+            WHERE NOT (type = 'table' AND name GLOB 'sqlite_stat*') ORDER BY type, name";
+        let mut select = connection.prepare(all)?;
+        let found = select.query_map([], |row| {
+            Ok::<(String, String, String, Option<String>), _>((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+        })?;
+        found.collect::<rusqlite::Result<Vec<_>>>()
+    };
+    let own = prepared(Connection::open_in_memory()?, bounds)?;
+    Ok(definitions(connection)? == definitions(&own)?)
+}
+
 fn prepared(connection: Connection, bounds: Bounds) -> rusqlite::Result<Connection> {
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.pragma_update(None, "trusted_schema", false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
     connection.pragma_update(None, "page_size", integer(PAGE))?;
     // Before the first table: the file can be made smaller without a second copy of it.

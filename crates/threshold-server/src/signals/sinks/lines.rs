@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use threshold_core::Event;
+use threshold_limiter::files::{self, Trust};
 
 /// Where lines are written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +81,10 @@ fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600);
     if !is_pipe(path) {
+        // In the file of another user they would be that user's.
+        if path.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            files::check(path, Trust::Keys)?;
+        }
         return options.open(path);
     }
     // Without this, opening a pipe waits for a reader: at the end of the server too.
