@@ -20,7 +20,8 @@ pub enum Trust {
     Keys,
     /// As for keys, and that nobody else can read it: the secret.
     Secret,
-    /// As for keys, and that it is no symbolic link: the files of a journal, which the program itself creates.
+    /// As for keys, and that it is no symbolic link: the files of a journal, which the program itself creates. A group may write to
+    /// them if this process is in it, as `fsGroup` of Kubernetes makes it.
     Own,
 }
 
@@ -123,6 +124,7 @@ fn judge_owner(path: &Path, metadata: &Metadata, trust: Trust) -> io::Result<()>
     let (must_be_owned, refused) = match trust {
         Trust::Any => (false, 0),
         Trust::Settings => (false, OTHERS_WRITE),
+        Trust::Own if is_own_group(metadata.gid()) => (true, OTHERS_WRITE),
         Trust::Keys | Trust::Own => (true, GROUP_AND_OTHERS_WRITE),
         Trust::Secret => (true, 0o077),
     };
@@ -150,6 +152,13 @@ fn judge_owner(path: &Path, metadata: &Metadata, trust: Trust) -> io::Result<()>
 fn is_served(path: &Path, owner: u32) -> bool {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     rustix::process::geteuid().is_root() && folder.metadata().is_ok_and(|folder| folder.uid() == owner)
+}
+
+#[cfg(unix)]
+fn is_own_group(group: u32) -> bool {
+    use rustix::process::{getegid, getgroups};
+    let others = getgroups().unwrap_or_default();
+    std::iter::once(getegid()).chain(others).any(|own| own.as_raw() == group)
 }
 
 fn unfit(path: &Path, kind: &str) -> io::Error {

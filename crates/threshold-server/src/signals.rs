@@ -31,6 +31,8 @@ use tops::{Kind, Tops};
 
 /// The most events that wait. One has about a kilobyte.
 const QUEUE: usize = 8_192;
+/// The most events of one report.
+pub(crate) const MAX_REPORT: usize = 200_000;
 
 /// The queue of events, whose beginning is an observer of the limiter.
 #[derive(Debug)]

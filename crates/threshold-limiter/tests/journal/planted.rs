@@ -126,6 +126,17 @@ fn a_secret_may_be_a_link_to_a_private_file() {
     assert!(open(&scratch.db()).unwrap_err().contains("chmod 600"));
 }
 
+/// Kubernetes opens the files of a volume to the group that is the pod's `fsGroup`. Another group may not write to them.
+#[test]
+fn the_own_group_may_write_to_a_journal() {
+    let scratch = Scratch::new();
+    assert_eq!(open(&scratch.db()), Ok(()));
+    set_mode(&scratch.db(), 0o660);
+    assert_eq!(open(&scratch.db()), Ok(()));
+    chown(scratch.db(), None, Some(STRANGER)).expect("the tests of files of other users run as root");
+    assert!(open(&scratch.db()).unwrap_err().contains("has the permissions 660, so that others can write to it"));
+}
+
 /// Counters are read after the journal, and by whoever has no journal.
 #[test]
 fn planted_counters_are_not_read() {

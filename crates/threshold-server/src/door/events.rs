@@ -11,11 +11,11 @@ use axum::response::Response;
 use http::{HeaderMap, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use threshold_core::Timestamp;
 use threshold_core::decision::Cause;
 use threshold_core::key::{is_redacted, read_name, write_name};
 use threshold_core::lockout::canonical_account;
 use threshold_core::policy::{Layer, Policy, UserScope};
+use threshold_core::{Event, Timestamp};
 use threshold_limiter::api::{layer_named, unknown_layer};
 
 use super::admin::{Operator, Reader};
@@ -224,11 +224,17 @@ async fn report(State(app): State<Arc<App>>, request: Request) -> Result<Respons
     // Megabytes of JSON would hold up the requests of this thread.
     let shared = Arc::clone(&app);
     let reported = tokio::task::spawn_blocking(move || {
-        let read = report::read(&body, &policy, now, |event| shared.desk.names.see_reported(event, &policy, now))?;
+        let (mut all, mut accepted) = (0_usize, 0_usize);
+        let mut take = |events: &mut Vec<Event>| {
+            all = all.saturating_add(events.len());
+            accepted = accepted.saturating_add(shared.signals.report(std::mem::take(events), &policy, now));
+        };
+        let named = |event: &Event| shared.desk.names.see_reported(event, &policy, now);
+        let mut read = report::read(&body, &policy, now, named, &mut take)?;
+        take(&mut read.events);
         shared.event_reports.log_refusals(&read, now);
-        let report::Reported { events, ignored, refused, faults } = read;
-        let all = events.len().saturating_add(ignored);
-        let accepted = shared.signals.report(events, &policy, now);
+        let report::Reported { ignored, refused, faults, .. } = read;
+        let all = all.saturating_add(ignored);
         let faults = faults.iter().map(|fault| fault.body.message().to_owned()).collect();
         Ok::<_, ApiError>(ReportedBody { accepted, ignored: all.saturating_sub(accepted), refused, faults })
     });

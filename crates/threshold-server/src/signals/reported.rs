@@ -1,22 +1,21 @@
 //! Knows the events that were reported lately, or sent away, so that none counts twice.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
 use threshold_core::Event;
 use threshold_core::event::EventId;
 
-/// The most ids that are known: those of 65 of the largest batches. They take about 4 MB.
-const MAX_IDS: usize = 1 << 16;
+use super::MAX_REPORT;
 
-/// The ids of the last reported events.
+/// The ids of the last reported events: at least those of the largest report, at most those of two. They take about 9 MB.
 ///
 /// An edge that got no answer reports the same events again. And two servers that report to each other, or one to itself, would
 /// otherwise send the same events to and fro for ever.
 #[derive(Debug, Default)]
 pub(super) struct ReportedIds {
-    known: HashSet<EventId>,
-    /// The oldest first.
-    order: VecDeque<EventId>,
+    new: HashSet<EventId>,
+    /// Those before them. They are forgotten together, which takes half of the memory of a list in order of arrival.
+    old: HashSet<EventId>,
 }
 
 impl ReportedIds {
@@ -31,20 +30,17 @@ impl ReportedIds {
     }
 
     pub(super) fn contains(&self, id: EventId) -> bool {
-        self.known.contains(&id)
+        self.new.contains(&id) || self.old.contains(&id)
     }
 
     fn insert(&mut self, id: EventId) -> bool {
-        if !self.known.insert(id) {
+        if self.contains(id) {
             return false;
         }
-        self.order.push_back(id);
-        if self.order.len() > MAX_IDS
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.known.remove(&oldest);
+        if self.new.len() >= MAX_REPORT {
+            self.old = std::mem::take(&mut self.new);
         }
-        true
+        self.new.insert(id)
     }
 }
 
@@ -56,16 +52,24 @@ mod tests {
         EventId::new(u128::try_from(number).unwrap().to_be_bytes())
     }
 
-    /// Woken by a `pop_front` without `remove`, and the other way round.
+    /// A report of more than 65,536 events that was repeated counted twice: each of its ids was forgotten before its turn came.
+    ///
+    /// Woken by half of the bound, and by replacing `old` without emptying `new`.
     #[test]
-    fn an_event_is_new_once_and_memory_is_bounded() {
+    fn the_largest_report_counts_once_and_memory_is_bounded() {
         let mut reported = ReportedIds::default();
-        assert!(reported.insert(id(0)) && !reported.insert(id(0)));
-        assert!((1..MAX_IDS).all(|number| reported.insert(id(number))));
-        assert!(!reported.insert(id(0)));
-        assert!(reported.insert(id(MAX_IDS)), "the oldest is forgotten");
-        assert!(!reported.insert(id(1)) && reported.insert(id(0)));
-        assert_eq!((reported.known.len(), reported.order.len()), (MAX_IDS, MAX_IDS));
+        let mut report =
+            |numbers: std::ops::Range<usize>| numbers.filter(|number| reported.insert(id(*number))).count();
+        // It begins anywhere among the events before it.
+        for begin in [0, 1, MAX_REPORT / 2, MAX_REPORT + 7] {
+            let all = begin * 10..begin * 10 + MAX_REPORT;
+            report(all.start.saturating_sub(begin)..all.start);
+            report(all.clone());
+            assert_eq!(report(all), 0, "{begin}");
+        }
+        assert_eq!(report(20 * MAX_REPORT..23 * MAX_REPORT), 3 * MAX_REPORT);
+        assert_eq!(report(20 * MAX_REPORT..20 * MAX_REPORT + 1), 1, "the oldest are forgotten");
+        assert!(reported.new.len() <= MAX_REPORT && reported.old.len() <= MAX_REPORT);
     }
 
     #[test]

@@ -330,6 +330,58 @@ fn a_large_report_hides_no_busy_address() {
     assert_eq!(raised.map(|notice| &notice["level"]), Some(&json!("critical")), "{alerts}");
 }
 
+/// Reads a size of a process in bytes.
+fn memory(server: &Server, name: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// A report of more than 65,536 events that was repeated counted twice, and one took hundreds of megabytes.
+///
+/// Woken by a smaller bound of `ReportedIds`, and by collecting all events of a report before they are counted.
+#[test]
+fn the_largest_reports_count_once_and_take_little_memory() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let now = jiff::Timestamp::now();
+    let filler = "f".repeat(180);
+    let report = |begin: u32| {
+        let line = |number: u32| {
+            format!(
+                r#"{{"Action":"block","ClientIP":"203.0.113.7","Datetime":"{now}","RayID":"{number}","Description":"{filler}"}}"#
+            ) + "\n"
+        };
+        gzip(&(begin..begin + 200_000).map(line).collect::<String>())
+    };
+    let reports = [report(0), report(1_000_000)];
+    let at_rest = memory(&server, "VmRSS");
+    let upload_all = || {
+        std::thread::scope(|scope| {
+            let (server, reports) = (&server, &reports);
+            let uploads: Vec<_> =
+                reports.iter().map(|body| scope.spawn(move || upload(&mut server.connect(), body).json())).collect();
+            uploads.into_iter().map(|upload| upload.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let first = json!({"accepted": 200_000, "ignored": 0});
+    assert_eq!(upload_all(), [first.clone(), first]);
+    let grown = memory(&server, "VmHWM").saturating_sub(at_rest);
+    assert!(grown < 100 << 20, "{} MiB", grown >> 20);
+    let repeated = json!({"accepted": 0, "ignored": 200_000});
+    let again = upload(&mut server.connect(), &reports[1]).json();
+    assert_eq!(again, repeated);
+    // One line too many, and nothing of it is counted.
+    let many = gzip(
+        &(0..200_001)
+            .map(|number| format!("{{\"Action\":\"block\",\"Datetime\":1767225600,\"RayID\":\"x{number}\"}}\n"))
+            .collect::<String>(),
+    );
+    assert_eq!(upload(&mut server.connect(), &many).status, 413);
+    let few = gzip("{\"Action\":\"block\",\"Datetime\":1767225600,\"RayID\":\"x0\"}\n");
+    assert_eq!(upload(&mut server.connect(), &few).json(), json!({"accepted": 1, "ignored": 0}));
+}
+
 /// The sample has what Logpush sends for a zone: six blocks and challenges of one address, and what stopped nobody.
 #[test]
 fn a_logpush_upload_counts_as_blocks_of_the_edge_and_raises_their_alert() {

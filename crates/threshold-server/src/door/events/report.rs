@@ -27,16 +27,19 @@ use tokio::time::timeout;
 
 use crate::door::ApiError;
 use crate::log::LogSampler;
+use crate::signals::MAX_REPORT;
 
 /// The largest body, whatever `--max-body` is: Logpush uploads up to 5 MB by default, before compression.
 pub(super) const MAX_BODY: usize = 8 << 20;
 /// The most bytes of lines.
 const MAX_LINES: u64 = 64 << 20;
-/// The most lines. Logpush uploads up to 100,000 by default.
-const MAX_LINE_COUNT: usize = 200_000;
+/// The most lines. Logpush uploads up to 100,000 by default. The ids of as many are known.
+const MAX_LINE_COUNT: usize = MAX_REPORT;
 /// The most bytes of a batch. An event has about a kilobyte, and at most some more.
 const MAX_BATCH_BYTES: u64 = 8 << 20;
 const MAX_LINE: usize = 64 << 10;
+/// The most bytes of lines whose events wait to be taken: a whole report would take hundreds of megabytes.
+const MAX_TAKEN: usize = 1 << 20;
 /// The most lines whose faults are told.
 const MAX_FAULTS: usize = 10;
 /// The most decisions that one event may stand for.
@@ -48,6 +51,7 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a report has told.
 #[derive(Debug, Default)]
 pub(super) struct Reported {
+    /// Those that were not taken before.
     pub(super) events: Vec<Event>,
     /// The number of lines that stopped nobody.
     pub(super) ignored: usize,
@@ -73,12 +77,16 @@ struct FirewallEvent<'a> {
 /// A field, and what is wrong with it.
 type FieldError = (String, String);
 
-/// Reads a body. `named` gets each event before its names are hidden.
-pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp, named: impl Fn(&Event)) -> Result<Reported, ApiError> {
-    // By its first bytes: Logpush compresses its test upload too.
-    let is_compressed = body.starts_with(&[0x1f, 0x8b]);
-    let text: Box<dyn Read + '_> = if is_compressed { Box::new(MultiGzDecoder::new(body)) } else { Box::new(body) };
-    let mut text = BufReader::new(text.take(MAX_LINES));
+/// Reads a body. `named` gets each event before its names are hidden, and `take` takes events from the list before it grows large.
+/// Nothing is taken of a body that is refused.
+pub(super) fn read(
+    body: &[u8],
+    policy: &Policy,
+    now: Timestamp,
+    named: impl Fn(&Event),
+    mut take: impl FnMut(&mut Vec<Event>),
+) -> Result<Reported, ApiError> {
+    let mut text = decoded(body);
     let first = loop {
         let buffer = text.fill_buf().map_err(|error| unreadable(&error))?;
         let blank = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
@@ -88,18 +96,50 @@ pub(super) fn read(body: &[u8], policy: &Policy, now: Timestamp, named: impl Fn(
             break first;
         }
     };
-    let mut reported = match first {
-        None => return Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body has no events")),
-        Some(b'[') => read_batch(text, policy)?,
-        Some(_) => read_lines(text, policy)?,
-    };
-    for event in &mut reported.events {
+    let finish = |event: &mut Event| {
         // A clock that goes ahead must not keep an event for longer than others.
         event.at = event.at.min(now);
         named(event);
         hide_names(event, policy);
+    };
+    match first {
+        None => Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body has no events")),
+        Some(b'[') => {
+            let mut reported = read_batch(text, policy)?;
+            reported.events.iter_mut().for_each(finish);
+            Ok(reported)
+        }
+        Some(_) => {
+            check_lines(decoded(body))?;
+            read_lines(text, policy, &finish, &mut take)
+        }
     }
-    Ok(reported)
+}
+
+fn decoded(body: &[u8]) -> BufReader<std::io::Take<Box<dyn Read + '_>>> {
+    // By its first bytes: Logpush compresses its test upload too.
+    let is_compressed = body.starts_with(&[0x1f, 0x8b]);
+    let text: Box<dyn Read + '_> = if is_compressed { Box::new(MultiGzDecoder::new(body)) } else { Box::new(body) };
+    BufReader::new(text.take(MAX_LINES))
+}
+
+/// Fails if there are too many lines, or a damaged one, before the first of them is counted.
+fn check_lines(mut text: impl std::io::BufRead) -> Result<(), ApiError> {
+    let mut lines = 0_usize;
+    loop {
+        let buffer = text.fill_buf().map_err(|error| unreadable(&error))?;
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        for byte in buffer {
+            lines = lines.saturating_add(usize::from(*byte == b'\n'));
+            if lines >= MAX_LINE_COUNT && !byte.is_ascii_whitespace() {
+                return Err(too_large(format!("a report has at most {MAX_LINE_COUNT} lines")));
+            }
+        }
+        let length = buffer.len();
+        text.consume(length);
+    }
 }
 
 fn read_batch(text: impl Read, policy: &Policy) -> Result<Reported, ApiError> {
@@ -170,8 +210,14 @@ impl<'de> Visitor<'de> for ItemsVisitor {
     }
 }
 
-fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Reported, ApiError> {
+fn read_lines(
+    mut text: impl std::io::BufRead,
+    policy: &Policy,
+    finish: &impl Fn(&mut Event),
+    take: &mut impl FnMut(&mut Vec<Event>),
+) -> Result<Reported, ApiError> {
     let mut reported = Reported::default();
+    let (mut is_any_good, mut bytes) = (false, 0_usize);
     let mut seen = HashMap::new();
     let mut line = Vec::new();
     for number in 1_usize.. {
@@ -182,9 +228,6 @@ fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Report
         }
         if line.trim_ascii().is_empty() {
             continue;
-        }
-        if number > MAX_LINE_COUNT {
-            return Err(too_large(format!("a report has at most {MAX_LINE_COUNT} lines")));
         }
         let read = if line.len() >= MAX_LINE {
             skip_line(&mut text).map_err(|error| unreadable(&error))?;
@@ -198,9 +241,18 @@ fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Report
                 if event.id == EventId::new([0; 16]) {
                     event.id = line_id(line, &mut seen);
                 }
+                finish(&mut event);
                 reported.events.push(event);
+                (is_any_good, bytes) = (true, bytes.saturating_add(line.len()));
+                if bytes >= MAX_TAKEN {
+                    take(&mut reported.events);
+                    bytes = 0;
+                }
             }
-            Ok((_, None)) => reported.ignored = reported.ignored.saturating_add(1),
+            Ok((_, None)) => {
+                is_any_good = true;
+                reported.ignored = reported.ignored.saturating_add(1);
+            }
             Err((field, message)) => {
                 reported.refused = reported.refused.saturating_add(1);
                 if reported.faults.len() < MAX_FAULTS {
@@ -211,7 +263,7 @@ fn read_lines(mut text: impl std::io::BufRead, policy: &Policy) -> Result<Report
     }
     // Logpush sends an upload that is refused again and again, with its good lines. So it is refused only if it has none.
     match reported.faults.first() {
-        Some(fault) if reported.events.is_empty() && reported.ignored == 0 => Err(fault.clone()),
+        Some(fault) if !is_any_good => Err(fault.clone()),
         _ => Ok(reported),
     }
 }

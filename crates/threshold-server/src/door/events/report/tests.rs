@@ -5,7 +5,7 @@ use crate::desk::tests::START;
 
 fn report(body: &str) -> Result<Reported, ApiError> {
     let policy = Policy::parse("[identity]\nlog_identifiers = true", &|_| None).unwrap();
-    read(body.as_bytes(), &policy, START, |_| {})
+    read(body.as_bytes(), &policy, START, |_| {}, |_| {})
 }
 
 fn block(datetime: &str) -> String {
@@ -107,7 +107,7 @@ fn a_name_that_only_begins_like_a_digest_is_hidden() {
             r##"[{{"id":"00000000-0000-4000-8000-000000000000","at":1767225600000,"blocked":true,"userId":"{name}",
             "subject":"user={name}","strikes":1}}]"##
         );
-        let event = read(body.as_bytes(), &policy, START, |_| {}).unwrap().events.pop().unwrap();
+        let event = read(body.as_bytes(), &policy, START, |_| {}, |_| {}).unwrap().events.pop().unwrap();
         [event.user_id.unwrap(), event.strike.unwrap().subject]
     };
     for name in ["#ada", "#0123456789abcde", "#0123456789ABCDEF", "#0123456789abcdef0"] {
@@ -127,7 +127,7 @@ fn a_reported_address_is_one_as_events_show_it_and_no_text_moves_a_cursor() {
     let one = |fields: &str| {
         let body =
             format!(r#"[{{"id":"00000000-0000-4000-8000-000000000000","at":1767225600000,"blocked":true,{fields}}}]"#);
-        read(body.as_bytes(), &policy, START, |_| {}).map(|mut read| read.events.pop().unwrap())
+        read(body.as_bytes(), &policy, START, |_| {}, |_| {}).map(|mut read| read.events.pop().unwrap())
     };
     let ip = |ip: &str| one(&format!(r#""ip":"{ip}""#)).map(|event| event.ip.unwrap().into_string());
     for (given, shown) in [
