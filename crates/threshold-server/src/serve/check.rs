@@ -1,7 +1,10 @@
 //! `threshold serve --check`: finds what would keep a server from starting, and starts nothing.
 
+use std::path::Path;
+
 use threshold_core::policy::{Policy, Review, Severity};
 use threshold_limiter::journal::{GivenSecrets, JournalError, check_installation};
+use threshold_limiter::jwt::read_key_file;
 
 use super::{
     Certificates, StoreUrl, Tokens, check_addresses, check_journal_name, check_secrets, events_path, policy_support,
@@ -54,6 +57,9 @@ fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
     if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
         problems.extend(Certificates::read(cert, key).err());
     }
+    let keys = policy.and_then(|policy| policy.identity().jwt.as_ref()?.key_file.as_deref());
+    // A warning of lint, because the file may exist on the server, which this is.
+    problems.extend(keys.and_then(|keys| read_key_file(Path::new(keys)).err()).map(anyhow::Error::new));
     problems.extend(log::check().err());
     problems.extend(Telemetry::check_environment().err());
     problems.extend(sink_settings(args).and_then(|settings| settings.check_files()).err());

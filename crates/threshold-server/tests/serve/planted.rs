@@ -116,7 +116,7 @@ fn no_planted_file_is_used_and_no_pipe_blocks_the_start() {
             set_mode(&file, mode);
         };
         plant(0o606);
-        expect(": run chmod ");
+        expect("run chmod ");
         // A policy may belong to whoever deploys it.
         if name != "policy.toml" {
             plant(0o600);

@@ -76,15 +76,18 @@ fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Fails if events would be written into the file of another user, or one that others can write to.
+pub(super) fn check(path: &Path) -> io::Result<()> {
+    let is_file = path.metadata().is_ok_and(|metadata| metadata.is_file());
+    if is_file { files::check(path, Trust::Keys) } else { Ok(()) }
+}
+
 fn open(path: &Path) -> io::Result<File> {
     // Events name callers, so that the file is for its owner alone.
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600);
     if !is_pipe(path) {
-        // In the file of another user they would be that user's.
-        if path.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            files::check(path, Trust::Keys)?;
-        }
+        check(path)?;
         return options.open(path);
     }
     // Without this, opening a pipe waits for a reader: at the end of the server too.

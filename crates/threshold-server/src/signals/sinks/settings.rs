@@ -12,7 +12,7 @@ use ureq::tls::TlsConfig;
 
 use super::body::Form;
 use super::guard::{Reach, is_public};
-use super::lines::Lines;
+use super::lines::{self, Lines};
 use super::webhook::SigningKey;
 use crate::operate::system_tls;
 use crate::signals::alerts::Node;
@@ -143,13 +143,14 @@ impl SinkSettings {
 
     /// Checks the files, and creates none.
     pub(crate) fn check_files(&self) -> anyhow::Result<()> {
-        for lines in &self.lines {
-            let Lines::File(path) = lines else { continue };
+        for sink in &self.lines {
+            let Lines::File(path) = sink else { continue };
             // The parent of a bare name is "".
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
                 bail!("--events-to: {} is a folder, or in no folder that exists", path.display());
             }
+            lines::check(path).with_context(|| format!("--events-to: cannot write {sink}"))?;
         }
         Ok(())
     }
