@@ -1,5 +1,8 @@
 //! The Durable Object: it executes commands on its own records, in the SQLite database that Cloudflare gives it.
 //!
+//! The database, and the one alarm that an object has, may be shared with a class of JavaScript that extends this one: only
+//! Threshold's own table is dropped, and another author's alarm is never set later than it was.
+//!
 //! A command is executed by synchronous SQL in one event without an await. Cloudflare holds the answer back until what was
 //! written is durable.
 
@@ -10,17 +13,14 @@ mod packed;
 pub mod records;
 mod rows;
 
-use std::cell::Cell;
-use std::time::Duration;
-
 use threshold_core::command::{Command, execute};
 use threshold_core::{Answer, Format, Span, Timestamp};
-use worker::{Headers, Method, Request, Response, Result, State};
+use worker::{Headers, Method, Request, Response, Result, ScheduledTime, State};
 
 use crate::clock::DateClock;
 use check::{CHECK, Check};
 use records::{Change, ObjectRecords, RowError};
-use rows::Database;
+use rows::{Database, Replaced};
 
 pub use classes::{RateLimiter, SessionDO, TenantDO, ThresholdObject};
 use threshold_limiter::Clock;
@@ -39,14 +39,12 @@ const CLEAN_UP: Span = Span::DAY;
 struct Object {
     state: State,
     database: Database,
-    /// When the next clean-up is due; `None` if it is not known since the object was started.
-    alarm: Cell<Option<Timestamp>>,
 }
 
 impl Object {
     fn new(state: State) -> Self {
         let database = Database::new(state.storage().sql());
-        Self { state, database, alarm: Cell::new(None) }
+        Self { state, database }
     }
 
     async fn fetch(&self, request: Request) -> Result<Response> {
@@ -147,44 +145,68 @@ impl Object {
         Ok(until)
     }
 
-    /// Makes sure that a clean-up comes after the latest record has ended, or after a day. Setting an alarm is billed like a row, so
-    /// it is set only where none is due before.
+    /// Makes sure that a clean-up comes after the latest record has ended, or after a day.
     async fn schedule(&self, until: Option<Timestamp>, now: Timestamp) -> Result<()> {
-        let Some(until) = until else { return Ok(()) };
-        let due = until.min(now.plus(CLEAN_UP)).max(now.plus(Span::from_secs(1)));
-        let known = match self.alarm.get() {
-            Some(known) => Some(known),
-            None => self.state.storage().get_alarm().await?.map(rows::from_millis),
-        };
-        self.alarm.set(known);
-        if known.is_some_and(|known| known > now) {
-            return Ok(());
+        match until {
+            Some(until) => self.arm(Some(until.since(now)), None).await,
+            None => Ok(()),
         }
-        self.alarm.set(Some(due));
-        let wait = Duration::from_micros(due.since(now).micros());
-        self.state.storage().set_alarm(wait).await
     }
 
-    /// Ends expired reservations and deletes rows whose time is over.
-    async fn clean_up(&self) -> Result<Response> {
+    /// Sets the alarm for the clean-up of what lasts for another while. Where nothing does, the table is gone, and the alarm that it
+    /// said was `replaced` is set again. Setting an alarm is billed like a row, so it is left where one comes within a day: every
+    /// alarm cleans up.
+    async fn arm(&self, lasts: Option<Span>, replaced: Option<Replaced>) -> Result<()> {
+        let (storage, now) = (self.state.storage(), DateClock.now());
+        let set = storage.get_alarm().await?.map(rows::from_millis);
+        let latest = now.plus(CLEAN_UP);
+        if lasts.is_some() && set.is_some_and(|set| set <= latest) {
+            return Ok(());
+        }
+        let replaced = if lasts.is_some() { self.database.replaced()? } else { replaced };
+        let theirs = match (set, replaced) {
+            (Some(set), Some(replaced)) if set == replaced.ours => Some(replaced.theirs),
+            // The other author has set it since.
+            (Some(set), _) => Some(set),
+            (None, replaced) => replaced.map(|replaced| replaced.theirs).filter(|theirs| *theirs > now),
+        };
+        let ours = lasts.map(|lasts| rows::in_millis(now.plus(lasts.min(CLEAN_UP).max(Span::SECOND))));
+        let next = theirs.filter(|theirs| ours.is_none() || *theirs <= latest).or(ours);
+        if ours.is_some() {
+            let replaced = theirs.zip(ours).filter(|_| next == ours);
+            self.database.replace(replaced.map(|(theirs, ours)| Replaced { ours, theirs }))?;
+        }
+        match next.filter(|_| next != set) {
+            Some(next) => storage.set_alarm(ScheduledTime::new(rows::to_date(next))).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Cleans up. Every alarm does, and a class that extends this one may ask for it at any time.
+    async fn alarm(&self) -> Result<Response> {
         let now = DateClock.now();
-        self.alarm.set(None);
-        let left = self.database.open().and_then(|()| {
-            let mut records = ObjectRecords::new(&self.database);
-            threshold_core::command::expire(&mut records, now)?;
-            self.database.write(records.into_changes())?;
-            self.database.delete_silent(now)
-        });
-        match left {
-            Ok(Some(until)) => self.schedule(Some(until), now).await?,
-            // An object without storage costs nothing and does not exist until it is asked again.
-            Ok(None) => {
-                self.state.storage().delete_all().await?;
-                self.database.closed();
-            }
+        match self.clean_up(now) {
+            Ok((until, replaced)) => self.arm(until.map(|until| until.since(now)), replaced).await?,
             Err(error) => return Response::error(error.to_string(), 500),
         }
         Response::ok("")
+    }
+
+    /// Ends expired reservations, deletes rows whose time is over, and the table with the last of them. Returns the latest end of the
+    /// others, and the alarm that was replaced.
+    fn clean_up(&self, now: Timestamp) -> core::result::Result<(Option<Timestamp>, Option<Replaced>), RowError> {
+        if !self.database.exists()? {
+            return Ok((None, None));
+        }
+        let replaced = self.database.replaced()?;
+        let mut records = ObjectRecords::new(&self.database);
+        threshold_core::command::expire(&mut records, now)?;
+        self.database.write(records.into_changes())?;
+        let until = self.database.delete_silent(now)?;
+        if until.is_none() {
+            self.database.remove()?;
+        }
+        Ok((until, replaced))
     }
 }
 

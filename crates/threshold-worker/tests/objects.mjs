@@ -73,6 +73,134 @@ export default {
 };
 `;
 
+// A class of another author, on Threshold's: with a table, an entry and an alarm of its own. Each alarm takes a minute of the clock.
+const SHOP = `
+import "./clock.js";
+import { DurableObject } from "cloudflare:workers";
+import { TenantDO as Plain } from "./index.js";
+export { default } from "./index.js";
+
+const tablesOf = (storage) =>
+  storage.sql.exec("SELECT name FROM sqlite_master ORDER BY name").toArray().map(({ name }) => name);
+
+// Shows what is in the storage of an object of ours that nobody extends.
+class Holder extends DurableObject {
+  #plain = new Plain(this.ctx, this.env);
+
+  fetch(request) {
+    return new URL(request.url).pathname === "/shop/look" ? Response.json(tablesOf(this.ctx.storage)) : this.#plain.fetch(request);
+  }
+
+  alarm(info) {
+    return this.#plain.alarm(info);
+  }
+}
+
+class Shop extends Plain {
+  constructor(ctx, env) {
+    super(ctx, env);
+    ctx.storage.sql.exec("CREATE TABLE IF NOT EXISTS orders (at INTEGER)");
+  }
+
+  async fetch(request) {
+    const { pathname, searchParams } = new URL(request.url);
+    const { storage } = this.ctx;
+    switch (pathname) {
+      case "/shop/look": {
+        const tables = tablesOf(storage).filter((name) => !name.startsWith("_cf_"));
+        const [{ orders }] = storage.sql.exec("SELECT count(*) AS orders FROM orders").toArray();
+        const [entry, alarm] = [await storage.get("entry"), await storage.getAlarm()];
+        return Response.json({ tables, orders, entry, alarm });
+      }
+      case "/shop/hour":
+        await storage.put("entry", "kept");
+        await storage.put("rounds", 60);
+        return new Response(await storage.setAlarm(1));
+      case "/shop/alarm":
+        return new Response(await storage.setAlarm(Number(searchParams.get("at"))));
+      case "/shop/ask":
+        return new Response(await super.alarm());
+      case "/shop/forget":
+        return new Response(await storage.deleteAll());
+      case "/shop/collide":
+        storage.sql.exec("CREATE TABLE threshold_records (own TEXT)");
+        storage.sql.exec("INSERT INTO threshold_records VALUES ('mine')");
+        return new Response();
+      case "/shop/own":
+        return Response.json(storage.sql.exec("SELECT * FROM threshold_records").toArray());
+    }
+    return super.fetch(request);
+  }
+
+  async alarm(info) {
+    const { storage } = this.ctx;
+    const rounds = (await storage.get("rounds")) ?? 0;
+    storage.sql.exec("INSERT INTO orders VALUES (?)", Date.now());
+    if (rounds > 0) {
+      globalThis.shift += 60_000;
+      await storage.put("rounds", rounds - 1);
+      if (rounds > 1) {
+        await storage.setAlarm(1);
+      }
+      if (rounds > 10 && rounds % 10 === 0) {
+        const body = JSON.stringify({ limit: 100, windowSec: 60 });
+        await super.fetch(new Request("https://object/check", { method: "POST", body }));
+      }
+    }
+    await super.alarm(info);
+  }
+}
+`;
+
+// The clock of the isolate, which the test moves. Alarms come by the clock of the machine.
+const CLOCK = `
+const Real = Date;
+globalThis.shift = 0;
+globalThis.Date = class extends Real {
+  constructor(...given) {
+    super(...(given.length === 0 ? [Real.now() + globalThis.shift] : given));
+  }
+  static now() {
+    return Real.now() + globalThis.shift;
+  }
+};
+`;
+
+const DAY = 86_400_000;
+
+// Starts the Worker with one of these classes in place of TenantDO, and returns calls of one of its objects.
+function shop(persist, className = "Shop") {
+  const parts = [["own.js", `${SHOP}\nexport { ${className} as TenantDO };`], ["clock.js", CLOCK]];
+  const modules = parts.map(([name, contents]) => ({ type: "ESModule", path: join(folder, name), contents }));
+  const worker = run({
+    durableObjectsPersist: persist,
+    name: "threshold",
+    modulesRoot: folder,
+    modules: [...modules, ...index],
+    compatibilityDate: "2026-04-01",
+    durableObjects: { TENANTS: { className: "TenantDO", useSQLite: true } },
+    bindings: { THRESHOLD_POLICY: POLICY, THRESHOLD_SECRET: "0123456789abcdef0123456789abcdef" },
+  });
+  const send = async (path, init) => {
+    const objects = await worker.getDurableObjectNamespace("TENANTS");
+    return objects.get(objects.idFromName("acme")).fetch(`https://object${path}`, init);
+  };
+  const check = (windowSec) => send("/check", { method: "POST", body: JSON.stringify({ limit: 100, windowSec }) });
+  const look = async () => (await send("/shop/look")).json();
+  return { worker, send, check, look };
+}
+
+async function eventually(condition, what) {
+  const until = Date.now() + 20_000;
+  let found = await condition();
+  while (!found) {
+    assert.ok(Date.now() < until, `it took too long: ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    found = await condition();
+  }
+  return found;
+}
+
 function start(policy, persist, vars = {}, { sqlite = true, lines } = {}) {
   return run({
     ...(lines && {
@@ -244,25 +372,29 @@ const tests = {
   },
 };
 
-async function restart() {
+async function withFolder(test) {
   const persist = mkdtempSync(join(tmpdir(), "threshold-objects-"));
   try {
-    let worker = start(POLICY, persist);
-    const seen = [];
-    for (let at = 0; at < 5; at += 1) {
-      seen.push(await from(worker, "203.0.113.9", "http://a.example.com/posts"));
-    }
-    assert.equal(seen[1].headers.get("x-ratelimit-warning"), "true", "the first violation warns");
-    assert.deepEqual(seen.map((answer) => answer.status), [200, 200, 429, 429, 429]);
-    await worker.dispose();
-    worker = start(POLICY, persist);
-    const after = await from(worker, "203.0.113.9", "http://a.example.com/hundred");
-    assert.equal(after.status, 429, "the penalty outlives the restart, on every path");
-    assert.equal((await from(worker, "203.0.113.8", "http://a.example.com/posts")).status, 200);
-    await worker.dispose();
+    await test(persist);
   } finally {
     rmSync(persist, { recursive: true });
   }
+}
+
+async function restart(persist) {
+  let worker = start(POLICY, persist);
+  const seen = [];
+  for (let at = 0; at < 5; at += 1) {
+    seen.push(await from(worker, "203.0.113.9", "http://a.example.com/posts"));
+  }
+  assert.equal(seen[1].headers.get("x-ratelimit-warning"), "true", "the first violation warns");
+  assert.deepEqual(seen.map((answer) => answer.status), [200, 200, 429, 429, 429]);
+  await worker.dispose();
+  worker = start(POLICY, persist);
+  const after = await from(worker, "203.0.113.9", "http://a.example.com/hundred");
+  assert.equal(after.status, 429, "the penalty outlives the restart, on every path");
+  assert.equal((await from(worker, "203.0.113.8", "http://a.example.com/posts")).status, 200);
+  await worker.dispose();
 }
 
 // The class of one binding was not declared for SQLite, so its objects fail. The rules decide, and the log says so.
@@ -276,11 +408,8 @@ async function failing() {
       assert.equal((await from(worker, "203.0.113.1", "http://a.example.com/lets-pass")).status, 200);
     }
     assert.equal((await from(worker, "203.0.113.1", "http://a.example.com/stops")).status, 503);
-    const until = Date.now() + 10_000;
     const logged = (event) => lines.filter((line) => line.includes(`"event":"${event}"`)).map((line) => JSON.parse(line));
-    while (logged("decided_without_store").length === 0 && Date.now() < until) {
-      await new Promise((resolve) => setTimeout(resolve, 50));
-    }
+    await eventually(() => logged("decided_without_store").length > 0, "the log");
     assert.deepEqual(logged("decided_without_store")[0].rules, { "lets-pass": "open" });
     assert.equal(logged("object_failed")[0].binding, "SESSIONS");
     assert.match(logged("object_failed")[0].reason, /SQL/i);
@@ -306,7 +435,83 @@ async function misconfigured() {
   }
 }
 
-tests["a restart keeps penalties"] = restart;
+// The first clean-up deleted the whole storage of the object, and with it the table of the class that extends ours.
+tests["a class that extends ours keeps its table, its entries and its alarms for an hour"] = async () => {
+  const { worker, send, check, look } = shop();
+  assert.equal((await (await check(60)).json()).allowed, true);
+  assert.equal((await look()).tables.length, 2, "one of its own, and one of ours");
+  await send("/shop/hour");
+  const { tables, orders, entry, alarm } = await eventually(async () => {
+    const found = await look();
+    return found.orders === 60 && found;
+  }, "60 alarms");
+  assert.deepEqual({ tables, orders, entry, alarm }, { tables: ["orders"], orders: 60, entry: "kept", alarm: null });
+  // It may also delete everything itself.
+  await check(60);
+  await send("/shop/forget");
+  assert.equal((await (await check(60)).json()).remaining, 99);
+  return worker;
+};
+
+// An object has one alarm. A clean-up a day later at most must not wait for the other author's, nor take its place for good.
+tests["another author's alarm is not lost, and ours comes before it"] = () => withFolder(async (persist) => {
+  const far = Math.floor(Date.now() / 1000) * 1000 + 40 * DAY;
+  const idle = (look, alarm) =>
+    eventually(async () => {
+      const found = await look();
+      return found.tables.join() === "orders" && found.alarm === alarm;
+    }, `Threshold's rows are gone and the alarm is at ${alarm}`);
+  let { worker, send, check, look } = shop(persist);
+  // The clean-up is put before it, also over a restart.
+  await send(`/shop/alarm?at=${far}`);
+  await check(3);
+  await worker.dispose();
+  ({ worker, send, check, look } = shop(persist));
+  await idle(look, far);
+  // Set after ours, it is found by the next command.
+  await check(1);
+  await send(`/shop/alarm?at=${far + DAY}`);
+  await check(1);
+  await idle(look, far + DAY);
+  // Or when the class asks for the clean-up; the alarm that it has replaced itself does not come back.
+  await check(1);
+  await send(`/shop/alarm?at=${far + 2 * DAY}`);
+  await send("/shop/ask");
+  await idle(look, far + 2 * DAY);
+  // One that comes within a day stays where it is, since it cleans up too.
+  const soon = far - 40 * DAY + 3_600_000;
+  await send(`/shop/alarm?at=${soon}`);
+  await check(1);
+  assert.equal((await look()).alarm, soon);
+  await worker.dispose();
+});
+
+// Storage is billed while there is any. But an earlier deployment may have left something of another author in it.
+tests["an idle object of ours has no storage, and one with another author's table keeps it"] = async () => {
+  for (const [first, left] of [["Shop", "_cf_METADATA,orders"], ["Holder", ""]]) {
+    await withFolder(async (persist) => {
+      const before = shop(persist, first);
+      assert.equal((await before.check(1)).status, 200);
+      await before.worker.dispose();
+      const { worker, check, look } = shop(persist, "Holder");
+      assert.equal((await check(1)).status, 200);
+      await eventually(async () => (await look()).join() === left, `only "${left}" is left`);
+      await worker.dispose();
+    });
+  }
+};
+
+// Its rows cannot be read as ours, so it is a failure, and nothing of it is changed.
+tests["a table of another author under the name of ours is left alone"] = async () => {
+  const { worker, send, check } = shop();
+  await send("/shop/collide");
+  assert.equal((await check(60)).status, 500);
+  await send("/shop/ask");
+  assert.deepEqual(await (await send("/shop/own")).json(), [{ own: "mine" }]);
+  return worker;
+};
+
+tests["a restart keeps penalties"] = () => withFolder(restart);
 tests["failing objects are logged, and each rule decides"] = failing;
 tests["a Worker without its settings answers 500"] = misconfigured;
 // One Worker for each: workerd closes connections that were idle for a while, and a client may be using one of them again.

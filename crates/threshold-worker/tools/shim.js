@@ -63,7 +63,7 @@ export function scheduled(controller, env) {
 // An object of Rust belongs to one instance of the wasm. After a restart it is made again from the same state: rows survive, fields
 // in memory do not.
 function durableObject(name) {
-  return class extends DurableObject {
+  const own = class extends DurableObject {
     #object;
     #instance;
 
@@ -79,9 +79,24 @@ function durableObject(name) {
       return guarded(() => this.#current().fetch(request));
     }
 
-    alarm(info) {
-      return guarded(() => this.#current().alarm(info));
+    async alarm(info) {
+      await guarded(() => this.#current().alarm(info));
+      // What is left belongs to the class that extends this one, if there is one.
+      if (this.constructor === own) {
+        await deleteEmpty(this.ctx.storage);
+      }
     }
   };
+  return own;
 }
 
+// Deletes the storage of an object in which nobody has anything. Without storage the object costs nothing, and does not exist until it
+// is asked again.
+async function deleteEmpty(storage) {
+  const alarm = await storage.getAlarm();
+  const tables = storage.sql.exec("SELECT 1 FROM sqlite_master WHERE name NOT GLOB '_cf_*' LIMIT 1").toArray();
+  const entries = [...storage.kv.list({ limit: 1 })];
+  if (alarm === null && tables.length === 0 && entries.length === 0) {
+    await storage.deleteAll();
+  }
+}

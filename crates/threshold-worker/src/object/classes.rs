@@ -26,7 +26,7 @@ macro_rules! classes {
                 }
 
                 async fn alarm(&self) -> Result<Response> {
-                    self.object.clean_up().await
+                    self.object.alarm().await
                 }
             }
         )+

@@ -32,6 +32,8 @@ pub enum Kind {
     Request = 7,
     /// The log of bans and settings.
     Control = 8,
+    /// The alarm of another author, while one of Threshold is in its place.
+    Alarm = 9,
 }
 
 /// The key of a row.
@@ -91,6 +93,12 @@ pub enum RowError {
     /// There is no room for the record.
     #[error("the object is full")]
     Full,
+}
+
+impl From<RowError> for worker::Error {
+    fn from(error: RowError) -> Self {
+        Self::RustError(error.to_string())
+    }
 }
 
 /// The records of an object during one command.

@@ -63,9 +63,9 @@ export async function chatTenants(test) {
 
   await test("the object is named TENANT:ratelimit:USER", async () => {
     await say(worker, await session("named", "u1"));
-    const found = await query(worker, "named:ratelimit:u1", "SELECT count(*) FROM records");
+    const found = await query(worker, "named:ratelimit:u1", "SELECT count(*) FROM threshold_records");
     assert.equal(found.success, true, JSON.stringify(found));
-    const missing = await query(worker, "named:ratelimit:u2", "SELECT count(*) FROM records");
+    const missing = await query(worker, "named:ratelimit:u2", "SELECT count(*) FROM threshold_records");
     assert.equal(missing.success, false, "an object that nobody has asked has no table");
   });
 
@@ -202,7 +202,7 @@ export async function chatTenants(test) {
     assert.ok(allowed >= 2 && allowed <= 4, `${allowed} of 4: ${JSON.stringify(answers[0])}`);
     assert.ok(answers.every((answer) => answer.limit === 40_000));
     const names = ["hot:ratelimit:u1", "hot:ratelimit:u1:1", "hot:ratelimit:u1:2", "hot:ratelimit:u1:3"];
-    const used = await Promise.all(names.map((name) => query(hot, name, "SELECT count(*) FROM records")));
+    const used = await Promise.all(names.map((name) => query(hot, name, "SELECT count(*) FROM threshold_records")));
     assert.ok(used.filter((answer) => answer.success).length >= allowed);
     await hot.stop();
   });
@@ -236,7 +236,7 @@ export async function chatTenants(test) {
   });
 
   await test("an object prunes old times, keeps at most the limit, and stores no denials", async () => {
-    const size = async () => (await query(objects, "pruned", "SELECT sum(length(value)) FROM records")).result[0].rows[0][0];
+    const size = async () => (await query(objects, "pruned", "SELECT sum(length(value)) FROM threshold_records")).result[0].rows[0][0];
     const full = async () => {
       let answer;
       do {

@@ -89,7 +89,7 @@ async function recordsOf(app, className, object) {
   const base = "/cdn-cgi/explorer/api/workers/durable_objects/namespaces";
   const found = (await (await app.fetch(base)).json()).result;
   const { id } = found.find((own) => own.class === className);
-  const body = JSON.stringify({ durable_object_name: object, queries: [{ sql: "SELECT COUNT(*) AS count FROM records" }] });
+  const body = JSON.stringify({ durable_object_name: object, queries: [{ sql: "SELECT COUNT(*) AS count FROM threshold_records" }] });
   const headers = { "content-type": "application/json" };
   const answer = await app.fetch(`${base}/${id}/query`, { method: "POST", headers, body });
   const { result } = await answer.json();
