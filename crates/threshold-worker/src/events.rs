@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use threshold_core::event::EventId;
-use threshold_core::{Event, Span};
+use threshold_core::{Event, Span, Timestamp};
 use threshold_limiter::{Clock as _, ObservedDecision, Observer};
 use worker::kv::{KvError, KvStore};
 use worker::send::{SendFuture, SendWrapper};
@@ -52,6 +52,18 @@ impl Events {
         Self { namespace: env.kv(MONITOR_KV).ok().map(SendWrapper::new), buffer: Mutex::default() }
     }
 
+    /// Records that a tenant's configuration was refused. Nothing was decided, so the event blocks nobody and counts nowhere.
+    pub(crate) fn note_refused(&self, tenant: &str, file: &str, now: Timestamp) {
+        let event = serde_json::json!({
+            "id": event_id(0).to_string(), "at": now.micros() / 1_000, "layer": "tenant", "blocked": false, "tenant": tenant, "rule": file,
+            "verdict": "allow",
+        });
+        // A name that is too long for an event is in the log only.
+        if let (Some(_), Ok(event)) = (&self.namespace, Event::from_json(&event.to_string())) {
+            self.buffer().add(event);
+        }
+    }
+
     /// Writes the events that wait, or leaves them to a task that will. A Worker calls it after each request, with `waitUntil`.
     pub(crate) async fn write(&self) {
         let Some(wait) = self.buffer().begin(DateClock.now()) else { return };
@@ -87,6 +99,15 @@ impl Events {
     }
 }
 
+/// Draws the id of an event. Without random numbers, it is that of the decision; the platform has always some.
+fn event_id(decision: u128) -> EventId {
+    let mut random = [0; 16];
+    if getrandom::fill(&mut random).is_err() {
+        random = decision.to_be_bytes();
+    }
+    EventId::new(random)
+}
+
 async fn put(namespace: &KvStore, event: &Event) -> Result<(), KvError> {
     let millis = event.at.micros().checked_div(1_000).unwrap_or(0);
     let key = format!("{PREFIX}{millis}:{}", event.id);
@@ -95,14 +116,7 @@ async fn put(namespace: &KvStore, event: &Event) -> Result<(), KvError> {
 
 impl Observer for Events {
     fn decided(&self, &ObservedDecision { facts, decision, policy, .. }: &ObservedDecision<'_>) {
-        let id = || {
-            let mut random = [0; 16];
-            // Without random numbers, the id of the decision. The platform has always some.
-            if getrandom::fill(&mut random).is_err() {
-                random = decision.trace.to_u128().to_be_bytes();
-            }
-            EventId::new(random)
-        };
+        let id = || event_id(decision.trace.to_u128());
         let Some(event) = Event::from_decision(decision, facts, policy, id) else { return };
         if let Some(line) = event.escalation_to_json() {
             console_warn!("{line}");

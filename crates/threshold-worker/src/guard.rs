@@ -63,7 +63,7 @@ pub struct Guard {
     store: Arc<ObjectStore>,
     events: Arc<Events>,
     layer: ThresholdLayer,
-    tenants: Option<Tenants>,
+    tenants: Option<Arc<Tenants>>,
     tokens: Option<Arc<Tokens>>,
     config: Config,
 }
@@ -96,7 +96,7 @@ impl Guard {
         let layer = layer.peer(move |parts: &Parts| client(&parts.headers, forwarded));
         // Only this Worker inserts extensions.
         let layer = layer.identify(|parts: &Parts| parts.extensions.get::<Identified>().cloned().unwrap_or_default());
-        let tenants = Tenants::of(env, &limiter);
+        let tenants = Tenants::of(env, &limiter, &events).map(Arc::new);
         Ok(Self { limiter, store, events, layer, tenants, tokens, config })
     }
 
@@ -117,6 +117,9 @@ impl Guard {
         runtime.spawn(Box::pin(async move { store.send_later().await }));
         let events = Arc::clone(&self.events);
         runtime.spawn(Box::pin(async move { events.write().await }));
+        if let Some(tenants) = self.tenants.clone() {
+            runtime.spawn(Box::pin(async move { tenants.keep().await }));
+        }
         answered
     }
 
@@ -156,7 +159,7 @@ impl Guard {
 
     /// Answers a call of the API. Its future is large, and most requests make none.
     async fn call(&self, env: &Env, request: Request<JsBody>) -> worker::Result<worker::Response> {
-        api::answer(&self.limiter, self.tenants.as_ref(), &self.config.secret, env, request).await
+        api::answer(&self.limiter, self.tenants.as_deref(), &self.config.secret, env, request).await
     }
 
     async fn guard(&self, mut request: Request<JsBody>, upstream: Upstream) -> worker::Result<web_sys::Response> {

@@ -1,20 +1,25 @@
 //! The limits of tenants, from their `tenant.config.json` in a key-value namespace. They apply above those of the policy.
+//!
+//! The limits of the last good file stay in force while a later one cannot be used. They are kept beside it, for isolates that have not
+//! seen it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use serde_json::Value;
 use threshold_core::{Policy, Span, Timestamp};
 use threshold_limiter::Clock as _;
 use threshold_limiter::tenant_config::TenantConfig;
 use worker::js_sys::{Object, Reflect};
-use worker::kv::KvStore;
+use worker::kv::{KvError, KvStore};
 use worker::send::{SendFuture, SendWrapper};
 use worker::{Delay, Env};
 
 use crate::clock::DateClock;
+use crate::events::Events;
 use crate::guard::ObjectLimiter;
 use crate::warnings::Warnings;
 
@@ -22,6 +27,8 @@ use crate::warnings::Warnings;
 pub const TENANTS: &str = "TENANTS";
 /// The name of a tenant's file, behind its name and a slash.
 pub const FILE: &str = "tenant.config.json";
+/// The name of the copy of the limits in the last good file.
+const KEPT: &str = "tenant.config.last-good.json";
 
 /// How long a file is in force before it is read again.
 const FRESH: Span = Span::from_secs(10);
@@ -36,25 +43,33 @@ const MAX_NAME: usize = 480;
 pub struct Tenants {
     files: SendWrapper<KvStore>,
     limiter: Arc<ObjectLimiter>,
+    events: Arc<Events>,
     known: Mutex<Known>,
+    /// The tenants whose limits were not compared with their copies yet, at most those that are known.
+    unkept: Mutex<BTreeSet<Box<str>>>,
     warnings: Warnings,
 }
 
 impl Tenants {
     /// Creates the tenants of a Worker that has the namespace.
     #[must_use]
-    pub fn of(env: &Env, limiter: &Arc<ObjectLimiter>) -> Option<Self> {
+    pub(crate) fn of(env: &Env, limiter: &Arc<ObjectLimiter>, events: &Arc<Events>) -> Option<Self> {
         let binding = Reflect::get(env, &TENANTS.into()).ok().filter(|binding| !binding.is_undefined())?;
         if Object::from(binding).constructor().name() != "KvNamespace" {
             return None;
         }
-        let files = SendWrapper::new(env.kv(TENANTS).ok()?);
-        let known = Mutex::new(Known::new(limiter.policy()));
-        Some(Self { files, limiter: Arc::clone(limiter), known, warnings: Warnings::default() })
+        Some(Self {
+            files: SendWrapper::new(env.kv(TENANTS).ok()?),
+            limiter: Arc::clone(limiter),
+            events: Arc::clone(events),
+            known: Mutex::new(Known::new(limiter.policy())),
+            unkept: Mutex::default(),
+            warnings: Warnings::default(),
+        })
     }
 
-    /// Puts the limits in a tenant's file in force, if they were not read lately. While a file cannot be read or used, the tenant keeps
-    /// the limits that it had.
+    /// Puts the limits in a tenant's file in force, if they were not read lately. While a file cannot be read or used, the limits of
+    /// the last good one stay.
     pub async fn load(&self, tenant: &str) {
         let now = DateClock.now();
         // A longer name has no key, and so no file.
@@ -62,23 +77,81 @@ impl Tenants {
         if !fits || !self.known().is_due(tenant, now) {
             return;
         }
-        let file = self.read(tenant).await;
-        let mut known = self.known();
-        let emptied = known.note(tenant, now);
-        let changed = file.and_then(|file| known.put(tenant, file.unwrap_or_default()));
-        if emptied || changed == Ok(true) {
-            self.limiter.swap(known.policy());
-        }
-        if let Err(reason) = changed {
-            // A client may choose the name.
-            self.warnings
-                .warn(|| serde_json::json!({"event": "tenant_config_refused", "tenant": tenant, "reason": reason}));
+        let file = self.read(tenant, FILE).await;
+        let (emptied, taken) = {
+            let mut known = self.known();
+            (known.note(tenant, now), file.and_then(|file| known.put(tenant, file)))
+        };
+        let changed = match taken {
+            Ok(changed) => {
+                if changed {
+                    self.unkept().insert(tenant.into());
+                }
+                changed
+            }
+            Err(reason) => self.refuse(tenant, &reason, now).await,
+        };
+        if emptied || changed {
+            let policy = self.known().policy();
+            self.limiter.swap(policy);
         }
     }
 
-    /// Reads and parses a tenant's file.
-    async fn read(&self, tenant: &str) -> Result<Option<TenantConfig>, String> {
-        let name = format!("{tenant}/{FILE}");
+    /// Reports why a file is not used, once until it has another mistake. An isolate that has seen no good file takes the copy of the
+    /// last one. Returns whether that has changed the limits.
+    async fn refuse(&self, tenant: &str, reason: &str, now: Timestamp) -> bool {
+        let mut changed = false;
+        if self.known().good(tenant).is_none()
+            && let Ok(Some(kept)) = self.read(tenant, KEPT).await
+        {
+            // One that does not fit the policy any more is none.
+            changed = self.known().put(tenant, Some(kept)) == Ok(true);
+        }
+        let mut known = self.known();
+        if known.is_refused(tenant, reason) {
+            return changed;
+        }
+        let in_force = known.good(tenant).map_or_else(|| "the policy".into(), |limits| to_json(&limits));
+        // A client may choose the name, and the namespace may be down for every tenant.
+        let is_logged = self.warnings.warn(|| {
+            serde_json::json!({"event": "tenant_config_refused", "tenant": tenant, "reason": reason, "inForce": in_force})
+        });
+        if is_logged {
+            known.note_refused(tenant, reason);
+            self.events.note_refused(tenant, FILE, now);
+        }
+        changed
+    }
+
+    /// Keeps a copy of the limits that have changed, where there is another one. A Worker calls it after the answer.
+    pub(crate) async fn keep(&self) {
+        let unkept = std::mem::take(&mut *self.unkept());
+        for tenant in unkept {
+            let limits = self.known().good(&tenant).unwrap_or_default();
+            let kept = self.read(&tenant, KEPT).await;
+            if kept.is_ok_and(|kept| kept.unwrap_or_default() == limits) {
+                continue;
+            }
+            if let Err(error) = SendFuture::new(self.write(&tenant, limits)).await {
+                let reason = error.to_string();
+                self.warnings.warn(
+                    || serde_json::json!({"event": "tenant_config_not_kept", "tenant": tenant, "reason": reason}),
+                );
+            }
+        }
+    }
+
+    async fn write(&self, tenant: &str, limits: TenantConfig) -> Result<(), KvError> {
+        let name = format!("{tenant}/{KEPT}");
+        if limits == TenantConfig::default() {
+            return self.files.delete(&name).await;
+        }
+        self.files.put(&name, serde_json::json!({"rateLimit": to_json(&limits)}).to_string())?.execute().await
+    }
+
+    /// Reads and parses a file of a tenant.
+    async fn read(&self, tenant: &str, file: &str) -> Result<Option<TenantConfig>, String> {
+        let name = format!("{tenant}/{file}");
         let read = SendFuture::new(async {
             let (file, deadline) = (self.files.get(&name).bytes(), Delay::from(DEADLINE));
             match select(std::pin::pin!(file), std::pin::pin!(deadline)).await {
@@ -96,6 +169,14 @@ impl Tenants {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn unkept(&self) -> MutexGuard<'_, BTreeSet<Box<str>>> {
+        self.unkept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn to_json(limits: &TenantConfig) -> Value {
+    serde_json::json!({"perMinute": limits.per_minute, "burst": limits.burst})
 }
 
 impl fmt::Debug for Tenants {
@@ -116,6 +197,10 @@ struct Known {
 struct Entry {
     limits: TenantConfig,
     read_at: Timestamp,
+    /// Whether the limits are those of a good file: without one they are the policy's.
+    is_good: bool,
+    /// What was reported of the present file.
+    refused: Option<Box<str>>,
 }
 
 impl Known {
@@ -146,15 +231,33 @@ impl Known {
         full
     }
 
-    /// Takes the limits of a tenant, if they fit the policy. Returns whether they are others than before.
-    fn put(&mut self, tenant: &str, limits: TenantConfig) -> Result<bool, String> {
+    /// Takes the limits of a tenant's file, if they fit the policy; without a file, those of the policy. Returns whether they are
+    /// others than before.
+    fn put(&mut self, tenant: &str, file: Option<TenantConfig>) -> Result<bool, String> {
+        let limits = file.unwrap_or_default();
         let entry = self.tenants.entry(tenant.into()).or_default();
-        if entry.limits == limits {
-            return Ok(false);
+        let changed = entry.limits != limits;
+        if changed {
+            limits.apply(&mut (*self.policy).clone(), tenant).map_err(|error| format!("{tenant}/{FILE}: {error}"))?;
         }
-        limits.apply(&mut (*self.policy).clone(), tenant).map_err(|error| format!("{tenant}/{FILE}: {error}"))?;
-        entry.limits = limits;
-        Ok(true)
+        *entry = Entry { limits, read_at: entry.read_at, is_good: file.is_some(), refused: None };
+        Ok(changed)
+    }
+
+    /// Returns the limits of the last good file; `None` if none was seen.
+    fn good(&self, tenant: &str) -> Option<TenantConfig> {
+        self.tenants.get(tenant).filter(|entry| entry.is_good).map(|entry| entry.limits)
+    }
+
+    /// Returns whether this mistake is the last that was reported.
+    fn is_refused(&self, tenant: &str, reason: &str) -> bool {
+        self.tenants.get(tenant).and_then(|entry| entry.refused.as_deref()) == Some(reason)
+    }
+
+    fn note_refused(&mut self, tenant: &str, reason: &str) {
+        if let Some(entry) = self.tenants.get_mut(tenant) {
+            entry.refused = Some(reason.into());
+        }
     }
 
     /// Returns the policy with the limits of all tenants.
@@ -187,8 +290,8 @@ mod tests {
         Known::new(Arc::new(Policy::parse(POLICY, &|_| None).unwrap()))
     }
 
-    fn limits(per_minute: u64) -> TenantConfig {
-        TenantConfig::parse(format!(r#"{{"rateLimit": {{"perMinute": {per_minute}}}}}"#).as_bytes()).unwrap()
+    fn limits(per_minute: u64) -> Option<TenantConfig> {
+        TenantConfig::parse(format!(r#"{{"rateLimit": {{"perMinute": {per_minute}}}}}"#).as_bytes()).ok()
     }
 
     #[test]
@@ -207,10 +310,16 @@ mod tests {
         assert_eq!(known.put("acme", limits(5)), Ok(true));
         assert_eq!(known.put("acme", limits(5)), Ok(false), "nothing has changed");
         let burst = TenantConfig::parse(br#"{"rateLimit": {"burst": 5}}"#).unwrap();
-        let refused = known.put("acme", burst).unwrap_err();
+        let refused = known.put("acme", Some(burst)).unwrap_err();
         assert!(refused.starts_with("acme/tenant.config.json: rateLimit.burst: "), "{refused}");
         assert_eq!(known.put("acme", limits(5)), Ok(false), "what does not fit changes nothing");
-        assert_eq!(known.put("acme", TenantConfig::default()), Ok(true), "a removed file");
+        assert_eq!(known.good("acme"), limits(5));
+        known.note_refused("acme", &refused);
+        assert!(known.is_refused("acme", &refused) && !known.is_refused("acme", "another mistake"));
+        assert_eq!(known.put("acme", limits(5)), Ok(false));
+        assert!(!known.is_refused("acme", &refused), "after a good file it is reported again");
+        assert_eq!(known.put("acme", None), Ok(true), "a removed file");
+        assert_eq!(known.good("acme"), None);
     }
 
     #[test]

@@ -15,15 +15,16 @@ use crate::clock::DateClock;
 pub(crate) struct Warnings(Mutex<(Timestamp, u64)>);
 
 impl Warnings {
-    /// Logs a warning, a JSON object, unless one was logged less than a second ago. `left_out` says how many were not.
-    pub(crate) fn warn(&self, warning: impl FnOnce() -> Value) {
-        if let Some(left_out) = self.due(DateClock.now()) {
-            let mut warning = warning();
-            if let Some(object) = warning.as_object_mut().filter(|_| left_out > 0) {
-                object.insert("left_out".to_owned(), left_out.into());
-            }
-            console_warn!("{warning}");
+    /// Logs a warning, a JSON object, unless one was logged less than a second ago. `left_out` says how many were not. Returns
+    /// whether it was logged.
+    pub(crate) fn warn(&self, warning: impl FnOnce() -> Value) -> bool {
+        let Some(left_out) = self.due(DateClock.now()) else { return false };
+        let mut warning = warning();
+        if let Some(object) = warning.as_object_mut().filter(|_| left_out > 0) {
+            object.insert("left_out".to_owned(), left_out.into());
         }
+        console_warn!("{warning}");
+        true
     }
 
     /// Returns how many warnings were left out, if one may be logged now.

@@ -10,7 +10,7 @@ import { createInterface } from "node:readline";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-import { TOKEN, folder, index, run, runAll } from "./workerd.mjs";
+import { TOKEN, clock, eventually, folder, index, run, runAll } from "./workerd.mjs";
 
 const POLICY = `
 [identity]
@@ -152,31 +152,16 @@ class Shop extends Plain {
 }
 `;
 
-// The clock of the isolate, which the test moves. Alarms come by the clock of the machine.
-const CLOCK = `
-const Real = Date;
-globalThis.shift = 0;
-globalThis.Date = class extends Real {
-  constructor(...given) {
-    super(...(given.length === 0 ? [Real.now() + globalThis.shift] : given));
-  }
-  static now() {
-    return Real.now() + globalThis.shift;
-  }
-};
-`;
-
 const DAY = 86_400_000;
 
 // Starts the Worker with one of these classes in place of TenantDO, and returns calls of one of its objects.
 function shop(persist, className = "Shop") {
-  const parts = [["own.js", `${SHOP}\nexport { ${className} as TenantDO };`], ["clock.js", CLOCK]];
-  const modules = parts.map(([name, contents]) => ({ type: "ESModule", path: join(folder, name), contents }));
+  const own = { type: "ESModule", path: join(folder, "own.js"), contents: `${SHOP}\nexport { ${className} as TenantDO };` };
   const worker = run({
     durableObjectsPersist: persist,
     name: "threshold",
     modulesRoot: folder,
-    modules: [...modules, ...index],
+    modules: [own, clock, ...index],
     compatibilityDate: "2026-04-01",
     durableObjects: { TENANTS: { className: "TenantDO", useSQLite: true } },
     bindings: { THRESHOLD_POLICY: POLICY, THRESHOLD_SECRET: "0123456789abcdef0123456789abcdef" },
@@ -188,17 +173,6 @@ function shop(persist, className = "Shop") {
   const check = (windowSec) => send("/check", { method: "POST", body: JSON.stringify({ limit: 100, windowSec }) });
   const look = async () => (await send("/shop/look")).json();
   return { worker, send, check, look };
-}
-
-async function eventually(condition, what) {
-  const until = Date.now() + 20_000;
-  let found = await condition();
-  while (!found) {
-    assert.ok(Date.now() < until, `it took too long: ${what}`);
-    await new Promise((resolve) => setTimeout(resolve, 50));
-    found = await condition();
-  }
-  return found;
 }
 
 function start(policy, persist, vars = {}, { sqlite = true, lines } = {}) {

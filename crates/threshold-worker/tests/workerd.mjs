@@ -23,6 +23,37 @@ export const index = [
   { type: "CompiledWasm", path: join(folder, "index_bg.wasm") },
 ];
 
+// The clock of an isolate that imports it first: `shift` moves it, in milliseconds. Alarms come by the clock of the machine.
+export const clock = {
+  type: "ESModule",
+  path: join(folder, "clock.js"),
+  contents: `
+    const Real = Date;
+    globalThis.shift = 0;
+    globalThis.Date = class extends Real {
+      constructor(...given) {
+        super(...(given.length === 0 ? [Real.now() + globalThis.shift] : given));
+      }
+      static now() {
+        return Real.now() + globalThis.shift;
+      }
+    };`,
+};
+
+// Waits until something is so, and returns it.
+export async function eventually(condition, what) {
+  const until = Date.now() + 20_000;
+  let found = await condition();
+  while (!found) {
+    if (Date.now() >= until) {
+      throw new Error(`it took too long: ${what}`);
+    }
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    found = await condition();
+  }
+  return found;
+}
+
 // Starts workerd. Without `cf: false` miniflare fetches the properties of a request from the network.
 export const run = (options) => new Miniflare({ log: new Log(LogLevel.NONE), cf: false, telemetry: { enabled: false }, ...options });
 
