@@ -1,7 +1,7 @@
 //! The scheduled handler: moves events from KV to D1, sends them to a server, raises alerts, deletes old ones.
 
 use futures_util::future::join_all;
-use threshold_core::event::{Event, sql};
+use threshold_core::event::{Event, EventId, sql};
 use threshold_core::{Policy, Span};
 use threshold_limiter::Clock as _;
 use worker::kv::{KvError, KvStore};
@@ -74,7 +74,7 @@ async fn move_all(namespace: &KvStore, database: &Database, is_sent: bool) -> Re
             list = list.cursor(cursor);
         }
         let page = list.execute().await?;
-        let keys: Vec<String> = page.keys.into_iter().map(|key| key.name).collect();
+        let keys: Vec<String> = page.keys.into_iter().map(|key| key.name).filter(|key| is_of_event(key)).collect();
         move_step(namespace, database, &keys, is_sent).await?;
         cursor = page.cursor;
         if page.list_complete || cursor.is_none() {
@@ -83,6 +83,12 @@ async fn move_all(namespace: &KvStore, database: &Database, is_sent: bool) -> Re
     }
     console_warn!("{}", serde_json::json!({"event": "events_backlog", "moved": STEP.saturating_mul(MAX_STEPS as u64)}));
     Ok(())
+}
+
+/// Returns whether a key is that of an event. The namespace may hold keys of others that begin alike, such as counters.
+fn is_of_event(key: &str) -> bool {
+    let parts = key.strip_prefix(PREFIX).and_then(|rest| rest.split_once(':'));
+    parts.is_some_and(|(millis, id)| millis.parse::<u64>().is_ok() && EventId::parse(id).is_some())
 }
 
 /// Moves the events with these keys. They are deleted from KV when the database has them: a run that ends in between leaves them in
@@ -109,4 +115,18 @@ async fn move_step(namespace: &KvStore, database: &Database, keys: &[String], is
     database.run(sql::INSERT, &[Event::batch_to_json(&events).into(), unsent]).await?;
     let deleted = join_all(moved.into_iter().map(|key| namespace.delete(key))).await;
     Ok(deleted.into_iter().collect::<Result<(), KvError>>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A counter of an eventual rule in the same namespace was deleted as an event that is none.
+    #[test]
+    fn only_keys_of_events_are_moved() {
+        assert!(is_of_event("ratelimit:1767225600123:3f1c0c2e-5a0b-4c59-9d0e-0a4a5a6f1c77"));
+        for other in ["ratelimit:u1:20500", "ratelimit:17:20500", "ratelimit:1767225600123", "events:1:2", "ratelimit::"] {
+            assert!(!is_of_event(other), "{other}");
+        }
+    }
 }
