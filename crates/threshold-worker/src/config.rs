@@ -34,7 +34,10 @@ const MIN_TOKEN: usize = 16;
 #[non_exhaustive]
 pub enum ConfigError {
     /// There is no policy.
-    #[error("no policy: bind the KV namespace {POLICY_KV} with the key {POLICY_KEY}, or set the variable {POLICY}")]
+    #[error(
+        "no policy: `wrangler kv key put --binding {POLICY_KV} --remote {POLICY_KEY} --path {POLICY_KEY}` puts one into the KV \
+         namespace {POLICY_KV}, or set the variable {POLICY}"
+    )]
     NoPolicy,
     /// KV failed.
     #[error("the policy cannot be read from {POLICY_KV}: {0}")]

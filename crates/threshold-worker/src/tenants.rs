@@ -3,7 +3,7 @@
 //! The limits of the last good file stay in force while a later one cannot be used. They are kept beside it, for isolates that have not
 //! seen it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub struct Tenants {
     limiter: Arc<ObjectLimiter>,
     events: Arc<Events>,
     known: Mutex<Known>,
-    /// The tenants whose limits were not compared with their copies yet, at most those that are known.
-    unkept: Mutex<BTreeSet<Box<str>>>,
+    /// The tenants whose limits were not compared with their copies yet. Each answer takes all of them.
+    unkept: Mutex<Vec<Box<str>>>,
     warnings: Warnings,
 }
 
@@ -84,8 +84,9 @@ impl Tenants {
         };
         let changed = match taken {
             Ok(changed) => {
-                if changed {
-                    self.unkept().insert(tenant.into());
+                let mut unkept = self.unkept();
+                if changed && unkept.len() < MAX_TENANTS {
+                    unkept.push(tenant.into());
                 }
                 changed
             }
@@ -170,7 +171,7 @@ impl Tenants {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unkept(&self) -> MutexGuard<'_, BTreeSet<Box<str>>> {
+    fn unkept(&self) -> MutexGuard<'_, Vec<Box<str>>> {
         self.unkept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,5 @@
-// Follows docs/cloudflare.md with the real wrangler: writes the files of the page, and runs its commands in their order.
+// Follows docs/cloudflare.md with the real wrangler: writes the files of the page, and runs its commands in their order. Then it bundles
+// the Workers of examples/workers, which import the module in target/worker/module.
 //
 //   node cloudflare.mjs NODE_MODULES WORKER
 //
@@ -7,7 +8,7 @@
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { appendFileSync, cpSync, existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { appendFileSync, cpSync, existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
@@ -150,6 +151,10 @@ try {
   await assert.rejects(needsAccount("wrangler kv namespace create threshold-config --no-such-flag", cwd), /Unknown argument/);
   assert.ok(ran.length > 12, "the page has lost its commands");
   console.log(`ok the ${ran.length} commands of docs/cloudflare.md`);
+  const folders = readdirSync(join(root, "examples/workers")).map((name) => join(root, "examples/workers", name));
+  const examples = folders.filter((path) => existsSync(join(path, "wrangler.toml")));
+  await Promise.all(examples.map((path) => succeeds("wrangler deploy --dry-run", path)));
+  console.log("ok wrangler bundles the examples");
 } finally {
   await server?.stop();
   rmSync(folder, { recursive: true });

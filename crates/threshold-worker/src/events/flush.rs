@@ -125,7 +125,9 @@ mod tests {
     #[test]
     fn only_keys_of_events_are_moved() {
         assert!(is_of_event("ratelimit:1767225600123:3f1c0c2e-5a0b-4c59-9d0e-0a4a5a6f1c77"));
-        for other in ["ratelimit:u1:20500", "ratelimit:17:20500", "ratelimit:1767225600123", "events:1:2", "ratelimit::"] {
+        for other in
+            ["ratelimit:u1:20500", "ratelimit:17:20500", "ratelimit:1767225600123", "events:1:2", "ratelimit::"]
+        {
             assert!(!is_of_event(other), "{other}");
         }
     }
