@@ -11,10 +11,10 @@ import { spawn } from "node:child_process";
 import { appendFileSync, cpSync, existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
-import { dirname, join } from "node:path";
+import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 
-const [modules, worker] = process.argv.slice(2);
+const [modules, worker] = process.argv.slice(2).map((path) => resolve(path));
 const root = join(dirname(fileURLToPath(import.meta.url)), "../../..");
 const folder = mkdtempSync(join(tmpdir(), "threshold-wrangler-"));
 
