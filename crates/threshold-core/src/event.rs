@@ -127,7 +127,8 @@ pub struct Event {
     pub tenant: Option<Box<str>>,
     /// The user.
     pub user_id: Option<Box<str>>,
-    /// The endpoint, `METHOD:/pattern`. It is never the path itself, which may hold secrets.
+    /// The endpoint, `METHOD:/pattern`, or as the caller names it. What may be a secret in it is hidden:
+    /// [`Policy::recorded_path`].
     pub endpoint: Option<Box<str>>,
     /// The address; of IPv6, the block that shares a budget.
     pub ip: Option<Box<str>>,
@@ -357,7 +358,7 @@ impl Names<'_> {
     fn endpoint(&self, rule: Option<&Rule>) -> Option<Box<str>> {
         let facts = self.caller.facts;
         if let Some(given) = facts.endpoint.filter(|given| !given.is_empty()) {
-            return Some(self.bounded(given));
+            return Some(self.bounded(&self.policy.recorded_endpoint(given)));
         }
         let pattern = self.policy.path_pattern(rule, facts)?;
         let method = facts.method.map_or("*".into(), normalize_method);

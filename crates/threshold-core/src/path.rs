@@ -3,10 +3,12 @@
 //! Most requests arrive in normal form. Then nothing is allocated: the normal form is a slice of the text that came. A path on
 //! which servers differ has several readings, at most [`MAX_READINGS`].
 
+mod private;
 mod readings;
 
 use std::borrow::Cow;
 
+pub use private::HIDDEN;
 pub use readings::{MAX_PATH, MAX_READINGS, OddPaths, PathError};
 pub(crate) use readings::{Readings, may_differ, read};
 

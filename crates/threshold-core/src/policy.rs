@@ -27,6 +27,7 @@ mod subject_error;
 mod tiers;
 mod token;
 mod users;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -69,6 +70,7 @@ pub(crate) use tiers::{NoLimit, Source as TierSource, TiersInForce};
 pub use token::{Claims, MAX_TOKEN, TokenError, TokenVerifier};
 pub(crate) use users::ScopedName;
 pub use users::UserScope;
+pub use work::ReviewWork;
 
 /// The maximum number of rules in a policy.
 pub const MAX_RULES: usize = 1_000;
@@ -161,7 +163,15 @@ impl Policy {
     #[cfg(feature = "toml")]
     #[must_use]
     pub fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
-        load::review(source, variable)
+        load::review(source, variable, ReviewWork::default())
+    }
+
+    /// Reviews a draft that anyone may have written, with so much work. If that does not suffice, the last finding says so, and there is no
+    /// policy.
+    #[cfg(feature = "toml")]
+    #[must_use]
+    pub fn review_draft(source: &str, variable: &dyn Fn(&str) -> Option<String>, work: ReviewWork<'_>) -> Review {
+        load::review(source, variable, work)
     }
 
     /// Sets the secret that keys are digested under. The default is a public constant: sufficient for tests and replays, but it

@@ -167,6 +167,7 @@ fn everything() -> PolicyBuilder {
         .secret_user()
         .log_identifiers()
         .odd_paths(OddPaths::Match)
+        .private_paths(["/reset/*"])
         .jwt(JwtBuilder::new("HS256").key("0123456789abcdef").key_file("/key").iss("me").aud("you"));
     Policy::builder()
         .allow_finding("passed-on", "the proxy sets it")
@@ -220,6 +221,7 @@ default_tier = "free"
 secret = ["tenant", "user"]
 log_identifiers = true
 odd_paths = "match"
+private_paths = ["/reset/*"]
 
 [identity.jwt]
 alg = "HS256"

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use threshold_core::Policy;
-use threshold_core::policy::{CODES, Place, Severity};
+use threshold_core::policy::{CODES, Place, ReviewWork, Severity};
 
 /// The codes that are found, each with the text it points at.
 #[track_caller]
@@ -645,6 +645,64 @@ fn an_entry_of_envoys_descriptors_is_something_that_exists() {
         check(&with(wrong), &[&format!("bad-value {wrong}")]);
     }
     check(&format!("[envoy.domains.\"\"]\nverb = \"record\"\n{}", by_address("10/min")), &["bad-value \"\""]);
+}
+
+/// A draft of 22 KB took a minute and a half: each pair of its rules was matched once for each of its two thousand methods.
+///
+/// Woken by matching patterns again for each method in `meetings`.
+#[test]
+fn many_methods_do_not_multiply_the_work_of_a_review() {
+    let rule = |number: usize| {
+        let methods: Vec<String> = (0..40).map(|method| format!("'M{number}X{method}'")).collect();
+        let path = format!("/{}{number}", "*a".repeat(100));
+        format!(
+            "[[rule]]\nname='r{number}'\nper=['ip']\nlimit='{}/h'\nmatch={{path='{path}',method=[{}]}}\n",
+            number + 5,
+            methods.join(",")
+        )
+    };
+    let draft: String = (0..36).map(rule).collect();
+    assert!((20_000..24_000).contains(&draft.len()), "{}", draft.len());
+    let review = Policy::review_draft(&draft, &|_| None, ReviewWork::of_draft(5_000_000, &|| true));
+    assert_eq!(review.findings, []);
+    assert!(review.policy.is_some());
+}
+
+/// Woken by leaving out `is_unchecked`, or `is_spent`.
+#[test]
+fn a_review_without_enough_work_says_what_was_reviewed() {
+    let rule = |number: usize| {
+        format!("[[rule]]\nname='r{number}'\nper=['ip']\nlimit='{}/h'\nmatch={{path='/{number}/**'}}\n", number + 5)
+    };
+    let draft: String = (0..100).map(rule).collect();
+    let review = |steps, is_wanted: &dyn Fn() -> bool| {
+        Policy::review_draft(&draft, &|_| None, ReviewWork::of_draft(steps, is_wanted))
+    };
+    let errors = review(1_000, &|| true);
+    assert_eq!((errors.findings.len(), errors.findings[0].code), (1, "review-incomplete"));
+    assert!(errors.policy.is_none() && errors.findings[0].message.contains("not all errors were looked for"));
+    // Enough for the errors, and for the warnings of a part.
+    let warnings = review(100_000, &|| true);
+    assert_eq!((warnings.findings.len(), warnings.findings[0].code), (1, "review-incomplete"));
+    assert!(warnings.findings[0].message.contains(" of 100 rules"), "{}", warnings.findings[0].message);
+    assert!(warnings.policy.is_some(), "its errors are known");
+    assert_eq!(review(100_000_000, &|| true).findings, []);
+    assert!(review(100_000_000, &|| false).findings.iter().all(|finding| finding.code == "review-incomplete"));
+}
+
+/// Each of many findings listed all names of the policy, so that a draft of a megabyte took gigabytes.
+///
+/// Woken by listing all known names, and by keeping all findings.
+#[test]
+fn the_findings_of_a_policy_take_bounded_memory() {
+    let categories: String =
+        (0..5_000).map(|number| format!("[[category]]\nname='c{number}'\npath='/{number}'\n")).collect();
+    let unknown: Vec<String> = (0..20_000).map(|number| format!("'x{number}'")).collect();
+    let rule = format!("[[rule]]\nname='r'\nper=['ip']\nlimit='5/h'\nmatch={{category=[{}]}}\n", unknown.join(","));
+    let findings = Policy::review(&format!("{categories}{rule}"), &|_| None).findings;
+    assert_eq!(findings.len(), 1_000);
+    assert!(findings.iter().all(|finding| finding.help.len() < 300), "{}", findings[0].help);
+    assert!(findings[0].help.contains("c19 and 4981 more; or add it"), "{}", findings[0].help);
 }
 
 /// The page is generated from the table. After a change of the table, run this test with `UPDATE_DOCS=1` to generate it again.

@@ -274,6 +274,8 @@ fn identity_says_where_names_come_from() {
     check("[identity]\nuser = \"claim:sub\"\n[identity.jwt]\nalg = \"none\"\nkey = \"k\"", &["bad-value \"none\""]);
     check("[identity]\nuser = \"x-user\"", &["bad-value \"x-user\""]);
     check("[identity]\ntenant = \"host:example.com\"", &["bad-value \"host:example.com\""]);
+    check("[identity]\nprivate_paths = [\"/reset\"]", &["bad-value \"/reset\""]);
+    check("[identity]\nprivate_paths = [\"reset/*\"]", &["bad-pattern \"reset/*\""]);
     check("[identity]\ntrusted_proxies = [\"0.0.0.0/0\"]", &["trusts-everyone \"0.0.0.0/0\""]);
     check("[identity]\ntrusted_proxies = [\"proxy\"]", &["bad-value \"proxy\""]);
     check("[identity]\nipv6_prefix = 8", &["bad-value 8"]);

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::file::{NamedEntries, PolicyFile};
 use super::lists::{ListEntry, Listed};
-use super::load::{Loader, known_or};
+use super::load::{Loader, known_or, listed};
 use super::rule::{Match, Measure, Mode, Rule, SubjectRule};
 use super::tiers::Tiers;
 use super::{Pattern, TooBroad};
@@ -80,17 +80,22 @@ pub(super) fn tiers(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
             loader.error("no-tiers", span.clone(), "limit = \"tier\" needs tiers, and the policy has none", help);
         }
     }
+    let known = categories_of(file);
     for (name, table) in &file.tiers.0 {
         for (category, _) in
-            table.0.iter().filter(|(name, _)| !is_category(file, &name.value) && !tiers.is_named(&name.value))
+            table.0.iter().filter(|(name, _)| !known.contains(name.value.as_str()) && !tiers.is_named(&name.value))
         {
             let message = format!("no category is called \"{}\"", category.value);
             loader.warning("unknown-category", category.span.clone(), message, &known_categories(file));
         }
+        if by_category().next().is_none() || !loader.spend(file.category.len()) {
+            continue;
+        }
+        let own: BTreeSet<&str> = table.0.iter().map(|(key, _)| key.value.as_str()).collect();
         let all = file.category.iter().map(|own| own.name.value.as_str()).chain([DEFAULT_CATEGORY]);
-        let missing: Vec<&str> = all.filter(|own| !table.0.iter().any(|(key, _)| key.value == *own)).collect();
-        if by_category().next().is_some() && !missing.is_empty() {
-            let message = format!("the tier \"{}\" has no limit for {}", name.value, missing.join(", "));
+        let mut missing = all.filter(|category| !own.contains(category)).peekable();
+        if missing.peek().is_some() {
+            let message = format!("the tier \"{}\" has no limit for {}", name.value, listed(missing));
             let help = "such requests are not limited; write \"unlimited\" if that is meant";
             loader.warning("tier-without-category", name.span.clone(), message, help);
         }
@@ -156,10 +161,11 @@ pub(super) fn strikes_outlast_waits(
 
 /// Reports rules that no request can match.
 pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, rules: &[(Rule, Range<usize>)]) {
+    let known = categories_of(file);
     for file_rule in file.rule.iter().map(|located| &located.value) {
         let matches = &file_rule.matches;
         for category in matches.category.iter().flat_map(|texts| &texts.items) {
-            if !is_category(file, &category.value) {
+            if !known.contains(category.value.as_str()) {
                 let message = format!("this rule never matches: no category is called \"{}\"", category.value);
                 loader.warning("never-matches", category.span.clone(), message, &known_categories(file));
             }
@@ -193,12 +199,12 @@ pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
 /// Returns the help for an unknown category.
 fn known_categories(file: &PolicyFile) -> String {
     let own = file.category.iter().map(|own| own.name.value.as_str());
-    let known: Vec<&str> = own.chain([DEFAULT_CATEGORY]).collect();
-    format!("known: {}; or add it as [[category]]", known.join(", "))
+    format!("known: {}; or add it as [[category]]", listed(own.chain([DEFAULT_CATEGORY])))
 }
 
-fn is_category(file: &PolicyFile, name: &str) -> bool {
-    name == DEFAULT_CATEGORY || file.category.iter().any(|own| own.name.value == name)
+/// Returns the names of all categories.
+fn categories_of(file: &PolicyFile) -> BTreeSet<&str> {
+    file.category.iter().map(|own| own.name.value.as_str()).chain([DEFAULT_CATEGORY]).collect()
 }
 
 /// Reports too many subjects: a plan has room for a fixed number.
@@ -215,24 +221,63 @@ pub(super) fn subjects(loader: &mut Loader<'_>, subjects: &[SubjectRule], file: 
 /// Reports requests that too many rules match: a plan has room for a fixed number of charges. Only the requests that the rules
 /// themselves describe are tried; any other one with too many matches is refused when it arrives.
 pub(super) fn meetings(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
-    let methods: BTreeSet<&str> = rules.iter().flat_map(|(rule, _)| &rule.matches.method).map(AsRef::as_ref).collect();
     for (rule, span) in rules {
-        // GET stands for all methods that no rule names.
-        for method in methods.iter().copied().chain(["GET"]) {
-            let sample = Sample::of(&rule.matches, method);
-            let met = rules.iter().filter(|(other, _)| !other.fallback && sample.may_match(&other.matches)).count();
-            if met > MAX_CHARGES && sample.may_match(&rule.matches) {
-                let message = format!("a {method} request that matches \"{}\" matches {met} rules", rule.name);
-                let help = format!("at most {MAX_CHARGES} rules may match one request; narrow what they match");
-                return loader.error("too-many-meet", span.clone(), message, &help);
+        let sample = Sample::of(&rule.matches);
+        let (mut met, mut meets_itself) = (Methods::default(), false);
+        for (other, _) in rules {
+            // Patterns are matched once for each pair of rules, and not for each method, of which there may be thousands.
+            let mut steps = 1;
+            let matches = sample.may_match(&other.matches, &mut steps);
+            meets_itself |= matches && std::ptr::eq(other, rule);
+            if matches && !other.fallback {
+                steps = steps.saturating_add(other.matches.method.len());
+                met.add(&other.matches.method);
+            }
+            if !loader.spend_on_error(steps) {
+                return;
             }
         }
+        let own =
+            |method: &str| rule.matches.method.is_empty() || rule.matches.method.iter().any(|own| **own == *method);
+        let found = met.counts().find(|(method, count)| *count > MAX_CHARGES && own(method)).filter(|_| meets_itself);
+        if let Some((method, count)) = found {
+            let message = format!("a {method} request that matches \"{}\" matches {count} rules", rule.name);
+            let help = format!("at most {MAX_CHARGES} rules may match one request; narrow what they match");
+            return loader.error("too-many-meet", span.clone(), message, &help);
+        }
+    }
+}
+
+/// How many rules a request meets, by its method.
+#[derive(Default)]
+struct Methods<'r> {
+    /// The rules for every method.
+    every: usize,
+    named: BTreeMap<&'r str, usize>,
+}
+
+impl<'r> Methods<'r> {
+    fn add(&mut self, methods: &'r [Box<str>]) {
+        if methods.is_empty() {
+            self.every = self.every.saturating_add(1);
+        }
+        let distinct: BTreeSet<&str> = methods.iter().map(AsRef::as_ref).collect();
+        for method in distinct {
+            let count = self.named.entry(method).or_default();
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Returns the number of rules for each method. GET stands for all that no rule names.
+    fn counts(&self) -> impl Iterator<Item = (&'r str, usize)> {
+        let rest = (!self.named.contains_key("GET")).then_some(("GET", &0));
+        let named = self.named.iter().map(|(method, count)| (*method, count)).chain(rest);
+        named.map(|(method, count)| (method, count.saturating_add(self.every)))
     }
 }
 
 /// A request that a rule describes, with ordinary values where the rule accepts any.
 struct Sample<'r> {
-    method: &'r str,
     path: String,
     host: String,
     category: Option<&'r str>,
@@ -240,9 +285,8 @@ struct Sample<'r> {
 }
 
 impl<'r> Sample<'r> {
-    fn of(matches: &'r Match, method: &'r str) -> Self {
+    fn of(matches: &'r Match) -> Self {
         Self {
-            method,
             path: matches.path.first().map_or_else(|| "/".to_owned(), Pattern::sample),
             host: matches.host.first().map_or_else(|| "example.com".to_owned(), Pattern::sample),
             category: matches.category.first().map(AsRef::as_ref),
@@ -250,15 +294,14 @@ impl<'r> Sample<'r> {
         }
     }
 
-    /// Whether a rule matches. Tenants and tiers are assumed to. Facts that this rule does not name are not: the descriptors of Envoy have
-    /// one each.
-    fn may_match(&self, other: &Match) -> bool {
-        let name = |own: &str, names: &[Box<str>]| names.is_empty() || names.iter().any(|name| name.as_ref() == own);
-        let pattern = |own: &str, patterns: &[Pattern]| {
-            patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(own))
+    /// Whether a rule matches, whatever the method is. Tenants and tiers are assumed to. Facts that this rule does not name are not: the
+    /// descriptors of Envoy have one each.
+    fn may_match(&self, other: &Match, steps: &mut usize) -> bool {
+        let mut pattern = |own: &str, patterns: &[Pattern]| {
+            patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches_within(own, steps))
         };
-        name(self.method, &other.method)
-            && self.category.is_none_or(|category| name(category, &other.category))
+        let name = |own: &str, names: &[Box<str>]| names.is_empty() || names.iter().any(|name| name.as_ref() == own);
+        self.category.is_none_or(|category| name(category, &other.category))
             && pattern(&self.path, &other.path)
             && pattern(&self.host, &other.host)
             && other.fact.iter().all(|(name, patterns)| {

@@ -62,6 +62,8 @@ macro_rules! codes {
 codes! {
     Error "too-large": "the file is larger than 4 MiB",
         "a file of that size is a mistake, and would take a server long to read", "split it by deployment";
+    Warning "review-incomplete" of Policy: "a policy that is too large to be reviewed completely",
+        "what was not looked at may be wrong; a draft for the dashboard is an error then", "review it with `threshold lint`, or split it";
     Error "syntax": "the text is not TOML, or a value has the wrong type",
         "nothing in the file can be used", "write what the message asks for";
     Error "unknown-key": "a key that the table does not have",

@@ -142,19 +142,23 @@ impl Values {
         self.written.iter().find(|(span, _)| inside(span)).map(|(_, written)| shown(written))
     }
 
-    /// Returns a message with values replaced by their variables.
-    pub(crate) fn unexpanded(&self, message: &str) -> String {
-        // The longest first, because a value may be a part of another.
+    /// Returns the values with their variables. The longest are first, because a value may be a part of another.
+    pub(crate) fn hidden(&self) -> Vec<(&String, &String)> {
         let mut hidden: Vec<(&String, &String)> = self.hidden.iter().collect();
         hidden.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
-        hidden.into_iter().fold(message.to_owned(), |text, (value, written)| {
-            if value.len() >= LONG_VALUE {
-                replaced(&text, value, written)
-            } else {
-                replaced(&text, &format!("\"{value}\""), &format!("\"{written}\""))
-            }
-        })
+        hidden
     }
+}
+
+/// Returns a message with values replaced by their variables.
+pub(crate) fn unexpanded(hidden: &[(&String, &String)], message: &str) -> String {
+    hidden.iter().fold(message.to_owned(), |text, (value, written)| {
+        if value.len() >= LONG_VALUE {
+            replaced(&text, value, written)
+        } else {
+            replaced(&text, &format!("\"{value}\""), &format!("\"{written}\""))
+        }
+    })
 }
 
 /// Replaces every occurrence, ignoring ASCII case: names of headers and paths are lower-cased before they are reported.
@@ -258,7 +262,7 @@ mod tests {
             expander.expand(text, place..place, false).unwrap();
         }
         let values = expander.into_values();
-        let check = |message: &str, expect: &str| assert_eq!(values.unexpanded(message), expect);
+        let check = |message: &str, expect: &str| assert_eq!(unexpanded(&values.hidden(), message), expect);
         check("no tier is called \"Hunter2-Hunter3\"", "no tier is called \"${LONG}\"");
         check("the header hunter2 is not verified", "the header ${PART} is not verified");
         check("two rules are called \"a-the\", not \"the\"", "two rules are called \"a-${SHORT}\", not \"${SHORT}\"");

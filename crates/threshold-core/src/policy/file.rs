@@ -125,6 +125,8 @@ pub(crate) struct IdentityFile {
     /// How client-facing doors treat paths with dot segments, backslashes or control characters: answer 400, or match every
     /// reading of the path. Default: `refuse`.
     pub(crate) odd_paths: Option<Located<OddPathsName>>,
+    /// Patterns of paths whose wildcards match secrets: `/reset/*`, `/invite/{token}/**`. What they match is never recorded or shown.
+    pub(crate) private_paths: Option<Texts>,
 }
 
 /// How the bearer tokens behind `claim:` sources are verified. No key is ever downloaded.

@@ -47,6 +47,8 @@ pub struct Identity {
     pub jwt: Option<Jwt>,
     /// How client-facing doors treat paths that servers read differently.
     pub odd_paths: OddPaths,
+    /// The patterns of paths whose wildcards match secrets; see [`Policy::recorded_path`](super::Policy::recorded_path).
+    pub private_paths: Box<[Pattern]>,
 }
 
 impl Identity {

@@ -10,13 +10,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 #[cfg(feature = "toml")]
-use super::expand::Values;
+use super::expand::{Values, unexpanded};
 use super::file::{Located, MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Measured, Rule, SubjectRule};
 use super::tiers::{Categories, MAX_SPREAD, Own, Tiers, TiersInForce};
 use super::{
-    BodyTemplate, Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, UserScope, check, reviewer,
+    BodyTemplate, Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, ReviewWork, UserScope,
+    check, reviewer,
 };
 use crate::key::{Anchors, DigestKey};
 use crate::limit::{Limit, NotationError, Quota, parse_span};
@@ -29,12 +30,18 @@ pub(super) use read::{read_file, review};
 /// The key that digests are made with until the host sets its own.
 const DEFAULT_KEY: DigestKey = DigestKey::new(*b"threshold/policy");
 
+/// The most findings of each severity. A policy with more is fixed step by step.
+const MAX_FINDINGS: usize = 1_000;
+/// The most names that a message lists.
+const MAX_LISTED: usize = 20;
+/// What one limit by tier counts for, in steps: it is compiled for each rule that counts it in another way, and kept.
+const STEPS_OF_LIMIT: usize = 500;
 /// A smaller estimate allows less than 90 % of its limit to a client that sends continuously.
 const SMALL_ESTIMATE: u64 = 10;
 
 /// Checks and compiles a policy that was built in code. `source` is the file as [printed](PolicyFile::print).
 pub(super) fn review_file(file: &PolicyFile, source: &str) -> Review {
-    let mut loader = Loader::new(source);
+    let mut loader = Loader::new(source, ReviewWork::default());
     if source.len() > MAX_FILE {
         loader.error("too-large", 0..0, format!("a policy is at most {MAX_FILE} bytes"), "");
     }
@@ -47,16 +54,23 @@ pub(super) fn review_file(file: &PolicyFile, source: &str) -> Review {
 pub(super) struct Loader<'s> {
     source: &'s str,
     findings: Vec<Finding>,
+    errors: usize,
+    work: ReviewWork<'s>,
+    /// Whether a check that finds errors was not made.
+    is_unchecked: bool,
     /// The variables that were filled in: no message may show their values.
     #[cfg(feature = "toml")]
     values: Values,
 }
 
 impl<'s> Loader<'s> {
-    fn new(source: &'s str) -> Self {
+    fn new(source: &'s str, work: ReviewWork<'s>) -> Self {
         Self {
             source,
             findings: Vec::new(),
+            errors: 0,
+            work,
+            is_unchecked: false,
             #[cfg(feature = "toml")]
             values: Values::default(),
         }
@@ -78,14 +92,20 @@ impl<'s> Loader<'s> {
     /// and messages reach logs and terminals.
     #[cfg(feature = "toml")]
     fn into_findings(self) -> Vec<Finding> {
-        let Self { mut findings, values, .. } = self;
+        let Self { mut findings, values, mut work, .. } = self;
+        let hidden = values.hidden();
         // Findings about variables name them, and repeat no value.
         for finding in findings.iter_mut().filter(|finding| finding.code != "bad-variable") {
-            let code = values.written_at(&finding.span).zip(Code::named(finding.code));
-            (finding.message, finding.help) = match code {
+            let Some(code) = Code::named(finding.code) else { continue };
+            let written = values.written_at(&finding.span);
+            let length = finding.message.len().saturating_add(finding.help.len());
+            (finding.message, finding.help) = match written {
                 // A message about this very string may repeat any part of it.
-                Some((written, code)) => (format!("{}: \"{written}\"", code.says), code.fix.to_owned()),
-                None => (values.unexpanded(&finding.message), values.unexpanded(&finding.help)),
+                Some(written) => (format!("{}: \"{written}\"", code.says), code.fix.to_owned()),
+                None if hidden.is_empty() || work.spend_on_error(hidden.len().saturating_mul(length)) => {
+                    (unexpanded(&hidden, &finding.message), unexpanded(&hidden, &finding.help))
+                }
+                None => (code.says.to_owned(), code.fix.to_owned()),
             };
         }
         findings
@@ -106,6 +126,13 @@ impl<'s> Loader<'s> {
 
     fn find(&mut self, severity: Severity, code: &'static str, span: Range<usize>, message: String, help: &str) {
         debug_assert!(Code::named(code).is_some(), "{code} is not in the table of codes");
+        let warnings = self.findings.len().saturating_sub(self.errors);
+        let (count, is_error) =
+            (if severity == Severity::Error { self.errors } else { warnings }, severity == Severity::Error);
+        if count >= MAX_FINDINGS {
+            return;
+        }
+        self.errors = self.errors.saturating_add(usize::from(is_error));
         self.findings.push(Finding { severity, code, span, message, help: help.to_owned() });
     }
 
@@ -121,6 +148,24 @@ impl<'s> Loader<'s> {
             text.span.clone()
         };
         self.error(code, span, error.message.clone(), &error.help);
+    }
+
+    /// Takes steps of a check that finds warnings, and returns whether it may go on.
+    pub(super) fn spend(&mut self, steps: usize) -> bool {
+        self.work.spend(steps)
+    }
+
+    /// Takes steps of a check that finds errors, and returns whether it may go on. A draft for which it may not is not used.
+    pub(super) fn spend_on_error(&mut self, steps: usize) -> bool {
+        let goes_on = self.work.spend_on_error(steps);
+        self.is_unchecked |= !goes_on;
+        goes_on
+    }
+
+    /// Reports what was not reviewed.
+    fn incomplete(&mut self, severity: Severity, reviewed: &str) {
+        let message = format!("the policy is too large to be reviewed completely: {reviewed}");
+        self.find(severity, "review-incomplete", 0..0, message, "review it with threshold lint, or split it");
     }
 
     /// Compiles the file. The policy is of use only if no error was found.
@@ -155,12 +200,20 @@ impl<'s> Loader<'s> {
         check::subjects(self, &subjects, file);
         check::meetings(self, &rules);
         // Warnings about the design of a policy would only distract from its errors.
-        if self.findings.iter().all(|finding| finding.severity != Severity::Error) {
-            reviewer::review(self, file, &identity, &tiers, &rules);
+        if self.errors == 0 && !self.is_unchecked {
+            let reviewed = reviewer::review(self, file, &identity, &tiers, &rules);
+            if self.work.is_spent() {
+                let message =
+                    format!("errors were looked for in all of it, and warnings in {reviewed} of {} rules", rules.len());
+                self.incomplete(Severity::Warning, &message);
+            }
         }
         // A stable sort: within a layer the order of the file is kept.
         rules.sort_by_key(|(rule, _)| rule.layer);
         let lists = self.lists(&file.lists, &identity);
+        if self.is_unchecked {
+            self.incomplete(Severity::Error, "not all errors were looked for, and no warnings");
+        }
         // After sorting: it refers to rules by their index.
         let envoy = Arc::new(self.envoy(&file.envoy, &rules));
         let policy = Policy {
@@ -388,6 +441,9 @@ impl<'s> Loader<'s> {
         for (category, text) in entries {
             let Some(quota) = self.quota(text) else { continue };
             self.warn_of_zero(text, quota);
+            if !self.spend_on_error(shapes.all().count().saturating_mul(STEPS_OF_LIMIT)) {
+                break;
+            }
             let mut refuse = |message| self.error("impossible-limit", text.span.clone(), message, "");
             let shaped =
                 shapes.all().map(|shape| shape.measured_as(&category.value, quota).map_err(&mut refuse).ok().flatten());
@@ -402,8 +458,15 @@ impl<'s> Loader<'s> {
 
 /// Returns the known names, as help for an unknown one, and what else can be done.
 pub(super) fn known_or<'t>(names: impl Iterator<Item = &'t Text>, otherwise: &str) -> String {
-    let names: Vec<&str> = names.map(|name| name.value.as_str()).collect();
-    if names.is_empty() { otherwise.to_owned() } else { format!("known: {}; or {otherwise}", names.join(", ")) }
+    let mut names = names.map(|name| name.value.as_str()).peekable();
+    if names.peek().is_none() { otherwise.to_owned() } else { format!("known: {}; or {otherwise}", listed(names)) }
+}
+
+/// Returns names for a message. Of very many only the first ones: each of many findings would repeat them all.
+pub(super) fn listed<'n>(mut names: impl Iterator<Item = &'n str>) -> String {
+    let first: Vec<&str> = names.by_ref().take(MAX_LISTED).collect();
+    let rest = names.count();
+    if rest == 0 { first.join(", ") } else { format!("{} and {rest} more", first.join(", ")) }
 }
 
 /// Whether a text is a valid name of a header or of a warning cookie.

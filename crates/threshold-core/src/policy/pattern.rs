@@ -100,6 +100,19 @@ impl Pattern {
         }
     }
 
+    /// Whether the text matches; adds the steps that this takes.
+    pub(crate) fn matches_within(&self, text: &str, steps: &mut usize) -> bool {
+        if let [Token::Literal(literal), ..] = self.tokens.as_slice()
+            && !text.starts_with(literal.as_ref())
+        {
+            *steps = steps.saturating_add(1);
+            return false;
+        }
+        // What a `**` skips is scanned once.
+        *steps = steps.saturating_add(text.len());
+        Search::new(self, text.as_bytes()).run(|_, _| *steps = steps.saturating_add(1))
+    }
+
     /// Whether the tokens after the first one match the rest of the text.
     fn matches_after(&self, tokens: &[Token], after: &[u8]) -> bool {
         match tokens {
@@ -154,6 +167,36 @@ impl Pattern {
             first = next;
         }
         Some(captures)
+    }
+
+    /// Returns the text with each segment, or part of one, that a wildcard matches replaced by `by`; `None` if the text does not match.
+    pub(crate) fn replaced(&self, text: &str, by: &str) -> Option<String> {
+        let mut starts = vec![0; self.tokens.len()];
+        let matched = Search::new(self, text.as_bytes()).run(|token, at| {
+            if let Some(start) = starts.get_mut(token) {
+                *start = at;
+            }
+        });
+        let separator = self.separator.map(char::from);
+        let mut out = String::new();
+        // What is between two literals was matched by wildcards. Separators stay.
+        let wild = |out: &mut String, between: &str| {
+            for piece in between.split_inclusive(|c| Some(c) == separator) {
+                let name = piece.trim_end_matches(|c| Some(c) == separator);
+                out.push_str(if name.is_empty() { "" } else { by });
+                out.push_str(piece.get(name.len()..).unwrap_or_default());
+            }
+        };
+        let mut at = 0usize;
+        for (token, start) in self.tokens.iter().zip(starts) {
+            if let Token::Literal(literal) = token {
+                wild(&mut out, text.get(at..start)?);
+                out.push_str(literal);
+                at = start.saturating_add(literal.len());
+            }
+        }
+        wild(&mut out, text.get(at..)?);
+        matched.then_some(out)
     }
 
     /// Returns how far the tokens before a `**` can reach, between `end` and `limit`.

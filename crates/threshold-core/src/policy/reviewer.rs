@@ -26,8 +26,14 @@ const ACCOUNT_WORDS: [&str; 5] = ["account", "username", "user", "email", "login
 
 type Placed = (Rule, Range<usize>);
 
-/// Adds the warnings about a policy that has no errors.
-pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Identity, tiers: &Tiers, rules: &[Placed]) {
+/// Adds the warnings about a policy that has no errors. Returns how many rules were compared with the others, in so much work.
+pub(super) fn review(
+    loader: &mut Loader<'_>,
+    file: &PolicyFile,
+    identity: &Identity,
+    tiers: &Tiers,
+    rules: &[Placed],
+) -> usize {
     allowances(loader, file.allow.as_ref(), Place::Policy);
     if file.rule.is_empty() && file.login.is_none() {
         let help = "add a [[rule]]; a server takes such a policy only with --allow-empty";
@@ -53,17 +59,41 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
             gives_back(loader, tiers, written, rule);
         }
     }
-    for (rule, span) in rules {
-        fallback_off(loader, rules, rule, span);
-        path_info(loader, rule, span);
-    }
-    for (rule, span) in rules.iter().filter(|(rule, _)| rule.mode == Mode::Enforce) {
-        client_chosen(loader, identity, rules, rule, span);
-        cannot_bind(loader, tiers, rules, rule, span);
-        shared_below_clients(loader, rules, rule, span);
-    }
-    ladders_apart(loader, identity, rules);
     eventual::shared_keys(loader, file, rules);
+    let mut all = [0usize; LISTS];
+    for (rule, _) in rules {
+        all.iter_mut().zip(lengths(&rule.matches)).for_each(|(sum, own)| *sum = sum.saturating_add(own));
+    }
+    for (place, (rule, span)) in rules.iter().enumerate() {
+        if !loader.spend(steps_of(rule, &all, rules.len())) || !path_info(loader, rule, span) {
+            return place;
+        }
+        fallback_off(loader, rules, rule, span);
+        ladders_apart(loader, identity, rules, place);
+        if rule.mode == Mode::Enforce {
+            client_chosen(loader, identity, rules, rule, span);
+            shared_below_clients(loader, rules, rule, span);
+            cannot_bind(loader, tiers, rules, rule, span);
+        }
+    }
+    rules.len()
+}
+
+/// The number of lists of a match that [`covers`] compares.
+const LISTS: usize = 6;
+/// How often a rule is compared with all others.
+const COMPARISONS: usize = 8;
+
+/// Returns the number of items in each list of a match.
+fn lengths(matches: &Match) -> [usize; LISTS] {
+    let Match { method, category, path, host, tenant, tier, .. } = matches;
+    [method.len(), category.len(), path.len(), host.len(), tenant.len(), tier.len()]
+}
+
+/// Returns the most steps that comparing a rule with all others takes. `all` are the lengths of the lists of all rules together.
+fn steps_of(rule: &Rule, all: &[usize; LISTS], rules: usize) -> usize {
+    let items = lengths(&rule.matches).into_iter().zip(all).map(|(own, all)| own.saturating_mul(*all));
+    items.fold(rules, usize::saturating_add).saturating_mul(COMPARISONS)
 }
 
 /// Warns about each `allow` that silences nothing.
@@ -248,21 +278,20 @@ fn anchor<'r>(rule: &'r Rule, identity: &Identity) -> Anchor<'r> {
 }
 
 /// Warns about ladders that one request can meet in two partitions of a store. Only a denial by one of them is a strike.
-fn ladders_apart(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed]) {
+fn ladders_apart(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed], place: usize) {
     let strikes = |rule: &Rule| rule.subject.is_some() && rule.mode == Mode::Enforce;
-    for (place, (rule, span)) in rules.iter().enumerate().filter(|(_, (rule, _))| strikes(rule)) {
-        let earlier = rules.iter().take(place).map(|(other, _)| other).find(|other| {
-            let meet = covers(&other.matches, &rule.matches) || covers(&rule.matches, &other.matches);
-            strikes(other) && meet && anchor(other, identity) != anchor(rule, identity)
-        });
-        if let Some(other) = earlier {
-            let message = format!(
-                "\"{}\" and \"{}\" have ladders in different partitions: on a Cluster a denial by one of them is no strike",
-                other.name, rule.name
-            );
-            let help = "count both by the same identity, or leave one ladder out; on one server every denial strikes";
-            loader.warning("ladders-apart", span.clone(), message, help);
-        }
+    let Some((rule, span)) = rules.get(place).filter(|(rule, _)| strikes(rule)) else { return };
+    let earlier = rules.iter().take(place).map(|(other, _)| other).find(|other| {
+        let meet = || covers(&other.matches, &rule.matches) || covers(&rule.matches, &other.matches);
+        strikes(other) && anchor(other, identity) != anchor(rule, identity) && meet()
+    });
+    if let Some(other) = earlier {
+        let message = format!(
+            "\"{}\" and \"{}\" have ladders in different partitions: on a Cluster a denial by one of them is no strike",
+            other.name, rule.name
+        );
+        let help = "count both by the same identity, or leave one ladder out; on one server every denial strikes";
+        loader.warning("ladders-apart", span.clone(), message, help);
     }
 }
 
@@ -305,15 +334,23 @@ fn fallback_off(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &R
     loader.warning("fallback-off", span.clone(), message, help);
 }
 
-/// Warns about rules for a PHP script that do not match what follows the script's name: PHP runs the script for that too.
-fn path_info(loader: &mut Loader<'_>, rule: &Rule, span: &Range<usize>) {
+/// Warns about rules for a PHP script that do not match what follows the script's name: PHP runs the script for that too. Returns whether
+/// there was enough work for it.
+fn path_info(loader: &mut Loader<'_>, rule: &Rule, span: &Range<usize>) -> bool {
     let paths = &rule.matches.path;
-    let dodged = |script: &Pattern| {
-        let follows = format!("{script}/x");
-        script.as_str().ends_with(".php") && !paths.iter().any(|own| own.matches(&follows))
-    };
+    let mut is_dodged = false;
+    for script in paths.iter().filter(|script| script.as_str().ends_with(".php")) {
+        let (follows, mut steps) = (format!("{script}/x"), 0);
+        is_dodged |= !paths.iter().any(|own| own.matches_within(&follows, &mut steps));
+        if !loader.spend(steps) {
+            return false;
+        }
+        if is_dodged {
+            break;
+        }
+    }
     // The message does not quote the pattern: it is normalized, so that a variable's value in it would not be recognized.
-    if paths.iter().any(dodged) {
+    if is_dodged {
         let message = format!(
             "PHP also runs a script for a path that continues after its name, which \"{}\" does not match",
             rule.name
@@ -321,6 +358,7 @@ fn path_info(loader: &mut Loader<'_>, rule: &Rule, span: &Range<usize>) {
         let help = "write \"/login.php/**\" for \"/login.php\": it matches both";
         loader.warning("path-info", span.clone(), message, help);
     }
+    true
 }
 
 /// Whether a rule skips some of the requests that it matches.
@@ -355,7 +393,7 @@ fn covers(wide: &Match, narrow: &Match) -> bool {
 /// Warns about limits that another rule always reaches first. A limit by tier has no effect if that is so for every tier.
 fn cannot_bind(loader: &mut Loader<'_>, tiers: &Tiers, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
     let limits = plain_limits(rule, tiers);
-    if limits.is_empty() {
+    if limits.is_empty() || !loader.spend(limits.len().saturating_mul(rules.len())) {
         return;
     }
     // A rung that warns allows requests beyond the limit, so a rule with a ladder does not always come first. Nor does one by

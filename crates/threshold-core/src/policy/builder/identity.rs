@@ -99,6 +99,12 @@ impl IdentityBuilder {
         self.file.odd_paths = name(odd_paths);
         self
     }
+
+    /// Adds patterns of paths whose wildcards match secrets, such as `/reset/*`: what they match is never recorded or shown.
+    pub fn private_paths<T: Into<String>>(mut self, patterns: impl IntoIterator<Item = T>) -> Self {
+        extend(&mut self.file.private_paths, patterns);
+        self
+    }
 }
 
 /// How bearer tokens are verified, for [`IdentityBuilder::jwt`]. It needs either a key or a file that holds one.

@@ -137,6 +137,7 @@ impl Printer {
             log_identifiers,
             jwt,
             odd_paths,
+            private_paths,
         } = file;
         self.optional_table("[identity]", |entries| {
             entries.list("trusted_proxies", trusted_proxies);
@@ -150,6 +151,7 @@ impl Printer {
             entries.list("secret", secret);
             entries.value("log_identifiers", &mut log_identifiers.then(|| Located::from(true)));
             entries.value("odd_paths", odd_paths);
+            entries.list("private_paths", private_paths);
         });
         let Some(JwtFile { alg, key, key_file, iss, aud }) = jwt else { return };
         self.header("[identity.jwt]");

@@ -45,6 +45,7 @@ impl Loader<'_> {
             log_identifiers: file.log_identifiers,
             jwt: file.jwt.as_ref().and_then(|jwt| self.jwt(jwt)),
             odd_paths: file.odd_paths.as_ref().map_or(OddPaths::Refuse, |odd| odd.value.into()),
+            private_paths: self.private_paths(file.private_paths.as_ref()),
         }
     }
 
@@ -104,6 +105,15 @@ impl Loader<'_> {
             let message = format!("a client with a /64 gets a budget for each of its /{} networks", prefix.value);
             self.warning("narrow-ipv6", prefix.span.clone(), message, "write 64, or less");
         }
+    }
+
+    fn private_paths(&mut self, texts: Option<&Texts>) -> Box<[Pattern]> {
+        let patterns = self.patterns(texts, Kind::Path);
+        for text in texts.iter().flat_map(|texts| &texts.items).filter(|text| !text.value.contains(['*', '{'])) {
+            let message = format!("\"{}\" has no wildcard, so it hides nothing", text.value);
+            self.error("bad-value", text.span.clone(), message, "write * or {name} for the secret, as in \"/reset/*\"");
+        }
+        patterns.into()
     }
 
     /// Reports a source that can never provide a name.

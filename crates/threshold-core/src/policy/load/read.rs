@@ -8,11 +8,15 @@ use super::Loader;
 use crate::policy::expand::Expander;
 use crate::policy::file::PolicyFile;
 use crate::policy::finding::{self, UNNAMED};
-use crate::policy::{MAX_FILE, PolicyError, Review};
+use crate::policy::{MAX_FILE, PolicyError, Review, ReviewWork};
 
 /// Reads, checks and compiles a policy file.
-pub(in crate::policy) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
-    let mut loader = Loader::new(source);
+pub(in crate::policy) fn review(
+    source: &str,
+    variable: &dyn Fn(&str) -> Option<String>,
+    work: ReviewWork<'_>,
+) -> Review {
+    let mut loader = Loader::new(source, work);
     let file = loader.read(variable);
     let policy = file.as_ref().map(|file| loader.policy(file));
     loader.finish(file.as_ref(), policy)
@@ -26,7 +30,7 @@ pub(in crate::policy) fn read_file(
     source: &str,
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> Result<PolicyFile, PolicyError> {
-    let mut loader = Loader::new(source);
+    let mut loader = Loader::new(source, ReviewWork::default());
     let file = loader.read(variable);
     file.ok_or_else(|| PolicyError::of_file(loader.finish(None, None).findings, UNNAMED, source))
 }

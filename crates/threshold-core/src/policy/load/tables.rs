@@ -84,6 +84,9 @@ impl Loader<'_> {
                         continue;
                     }
                 };
+                if !self.spend_on_error(identity.address.trusted.len()) {
+                    return lists;
+                }
                 if let Some(why) = check::too_wide(&entry, listed, &identity.address) {
                     self.error("list-too-wide", text.span.clone(), why.to_string(), "list the addresses that you mean");
                 }
@@ -288,7 +291,7 @@ mod tests {
     /// Tests are built with every feature, so the feature is off by argument.
     #[test]
     fn a_table_without_its_feature_is_an_error() {
-        let mut loader = Loader::new("[login]\n");
+        let mut loader = Loader::new("[login]\n", crate::policy::ReviewWork::default());
         loader.require_feature("login", true, &(0..7));
         loader.require_feature("login", false, &(0..7));
         let findings = loader.finish(None, None).findings;
