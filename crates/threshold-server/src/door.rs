@@ -83,7 +83,6 @@ use token_guesses::TokenGuesses;
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) desk: Desk,
-    pub(crate) tokens: Tokens,
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
     /// Memory for the answers to lists of requests.
@@ -178,13 +177,12 @@ impl App {
         signals.restore(&desk.policy(), desk.now());
         Self {
             desk,
-            tokens,
             health: Health::default(),
             bounds,
             answer_memory,
             operator_answer_memory,
             request_ids,
-            token_guesses: TokenGuesses::default(),
+            token_guesses: TokenGuesses::new(tokens),
             event_reports: events::EventReports::default(),
             event_streams: events::streams(),
             series_streams: series::streams(),

@@ -32,9 +32,7 @@ use super::{ApiError, App, json, json_bytes};
 use crate::desk;
 pub(super) use describe::{change, operator_call};
 
-pub(super) use operator::{
-    Operator, Reader, caller_name, is_same_origin, is_sent_by_another_site, too_many_wrong_tokens,
-};
+pub(super) use operator::{Operator, Reader, is_same_origin, is_sent_by_another_site};
 use settings::{NewSetting, SettingBody};
 use subjects::SubjectBody;
 

@@ -33,6 +33,7 @@ use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, Thresh
 use tower_service::Service;
 
 use super::request_ids::{ProxyClaim, RequestIds};
+use super::token_guesses::{Callers, Shown};
 use super::{Answering, ApiError, App};
 use crate::desk::{Desk, new_trace};
 use crate::log::{LogSampler, shown_address};
@@ -112,11 +113,9 @@ pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answerin
     };
     let token = parts.headers.get(TOKEN);
     // Before anything of the request is parsed, and before its description is believed.
-    if !app.tokens.admit_proxy(token) {
-        // A proxy without a token is misconfigured. It does not guess.
-        let is_wrong = token.is_some();
-        let app = Arc::clone(app);
-        return Answering::Boxed { future: Box::pin(async move { unauthorized(&app, peer, is_wrong).await }) };
+    if !app.token_guesses.admits(Shown::Token(token)) {
+        let (app, token) = (Arc::clone(app), token.cloned());
+        return Answering::Boxed { future: Box::pin(async move { unauthorized(&app, peer, token.as_ref()).await }) };
     }
     match ask(app, peer, parts, deny) {
         Ok(answering) => answering,
@@ -130,11 +129,9 @@ pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answerin
 
 /// Refuses a proxy without a valid token, and counts a wrong one. The token is the proxy's own, so the answer is one of the API
 /// whatever form the proxy wants for its clients; nginx passes on 401 by itself.
-async fn unauthorized(app: &App, peer: SocketAddr, is_wrong: bool) -> Response {
-    if is_wrong {
-        // The error is ignored: the token is the proxy's, and its client must not get a 429 for it.
-        let _ = app.token_guesses.count_for_callers(Some(peer.ip()), app).await;
-    }
+async fn unauthorized(app: &App, peer: SocketAddr, token: Option<&HeaderValue>) -> Response {
+    // The reason is ignored: the token is the proxy's, and its client must not get a 429 for it.
+    let _ = app.token_guesses.admit(Shown::Token(token), Callers::Only, Some(peer.ip()), app).await;
     let message = "send X-Threshold-Token with a token of this server";
     let error = ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
     let trace = new_trace();

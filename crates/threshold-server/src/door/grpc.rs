@@ -18,6 +18,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use hyper::body::Incoming;
 use prost::Message;
 
+use super::token_guesses::{Callers, Refused, Shown};
 use super::{ApiError, App, envoy, ext_authz};
 use crate::log::shown_address;
 use proto::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
@@ -123,16 +124,12 @@ pub(super) fn misdirected(app: &App, headers: &HeaderMap) -> Option<Response> {
 
 /// Checks the token of a caller, before anything of its message is read.
 async fn authorize(app: &App, peer: SocketAddr, headers: &HeaderMap) -> Result<(), GrpcError> {
-    let authorization = headers.get(AUTHORIZATION);
-    if app.tokens.admit_caller(authorization) {
-        return Ok(());
-    }
-    // A token that is valid elsewhere is not a guess, and neither is a missing one.
-    if authorization.is_some_and(|shown| !app.tokens.is_any_known(shown)) {
-        let counted = app.token_guesses.count_for_callers(Some(peer.ip()), app).await;
-        counted.map_err(|_| GrpcError::new(GrpcCode::ResourceExhausted, "too many wrong tokens"))?;
-    }
-    let message = "send the metadata authorization: Bearer with a token of this server";
+    let shown = Shown::Authorization(headers.get(AUTHORIZATION));
+    let message = match app.token_guesses.admit(shown, Callers::Only, Some(peer.ip()), app).await {
+        Ok(()) => return Ok(()),
+        Err(Refused::TooMany) => return Err(GrpcError::new(GrpcCode::ResourceExhausted, "too many wrong tokens")),
+        Err(_) => "send the metadata authorization: Bearer with a token of this server",
+    };
     Err(GrpcError::new(GrpcCode::Unauthenticated, message))
 }
 

@@ -12,10 +12,10 @@ mod without_store;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::{FromRequestParts as _, Request, State};
+use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, RETRY_AFTER};
+use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,15 +30,14 @@ use threshold_limiter::api::{
 use threshold_limiter::store::EndError;
 use tokio::task::yield_now;
 
-use super::admin::{Reader, caller_name};
-use super::json_body::{Caller, JsonBody};
+use super::json_body::{Caller, CallerOrReader, JsonBody};
 use super::query::Query;
 use super::request_ids::{AnswerSpace, RequestKey};
 use super::routes::{Route, get, post};
 use super::{ApiError, App, json, json_bytes, openapi};
 use crate::desk::{Decided, ReservationTerms, new_trace, strike_deadline};
 use crate::explain::live_json;
-use crate::serve::{ConnectionWatch, OperatorAccess};
+use crate::serve::ConnectionWatch;
 use request::{CommitBody, PauseBody, RefundBody, ReleaseBody};
 
 const GENERATION: HeaderName = HeaderName::from_static(GENERATION_HEADER);
@@ -119,15 +118,8 @@ async fn record(
 }
 
 /// Changes nothing, so that a token that only reads suffices too.
-async fn explain(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let is_reader = app.tokens.operator_access(request.headers().get(AUTHORIZATION)) == OperatorAccess::Reader;
-    let JsonBody(body) = if is_reader {
-        let (mut parts, body) = request.into_parts();
-        let reader = Reader::from_request_parts(&mut parts, &app).await?;
-        JsonBody::read_for_reader(&reader, Request::from_parts(parts, body), &app).await?
-    } else {
-        JsonBody::read(request, &app, app.bounds.body).await?
-    };
+async fn explain(reader: CallerOrReader, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let JsonBody(body) = JsonBody::read_unchanging(reader, request, &app).await?;
     let request: RequestBody<'_> = read(&body)?;
     request.without_reservation()?;
     let policy = app.desk.policy();
@@ -195,7 +187,7 @@ async fn pause(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let PauseBody { layer, key, rule, request, seconds } = read(&body)?;
-    let who = caller_name(&headers, &app);
+    let who = app.token_guesses.name_of(&headers, &app);
     let ok = match (layer, rule) {
         (Some(layer), None) => app.desk.pause(&who, layer.0, key.as_str(), seconds.number()).await?,
         (None, Some(rule)) => {

@@ -12,11 +12,16 @@ use http_body_util::BodyExt as _;
 use threshold_limiter::tower::PeerAddr;
 
 use super::admin::Reader;
+use super::token_guesses::{Callers, Shown};
 use super::{ApiError, App};
 
 /// Proof that a request may call the API: it has a token, or the server requires none.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caller;
+
+/// Proof that a request may make a call that changes nothing: a token that only reads suffices too.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallerOrReader;
 
 /// The whole body of a request, not yet parsed.
 #[derive(Debug)]
@@ -24,21 +29,18 @@ pub(super) struct JsonBody(pub(super) Bytes);
 
 impl Caller {
     pub(super) async fn of(headers: &HeaderMap, extensions: &Extensions, app: &App) -> Result<Self, ApiError> {
-        let authorization = headers.get(AUTHORIZATION);
-        if app.tokens.admit_caller(authorization) {
-            return Ok(Self);
-        }
-        // A token that is valid elsewhere is not a guess, and neither is a missing one.
-        if authorization.is_some_and(|value| app.tokens.is_any_known(value)) {
-            let message = "this token is for operators who read (THRESHOLD_READ_TOKEN): this call needs a caller's or an operator's";
-            return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
-        }
-        if authorization.is_some() {
-            let peer = extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
-            app.token_guesses.count_for_callers(peer, app).await?;
-        }
-        let message = "send Authorization: Bearer with a token of this server";
-        Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message))
+        Self::among(Callers::Only, headers, extensions, app).await
+    }
+
+    async fn among(
+        callers: Callers,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+        app: &App,
+    ) -> Result<Self, ApiError> {
+        let (shown, peer) = (Shown::Authorization(headers.get(AUTHORIZATION)), extensions.get::<PeerAddr>());
+        app.token_guesses.admit(shown, callers, peer.map(|peer| peer.0.ip()), app).await?;
+        Ok(Self)
     }
 }
 
@@ -47,6 +49,14 @@ impl FromRequestParts<Arc<App>> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         Self::of(&parts.headers, &parts.extensions, app).await
+    }
+}
+
+impl FromRequestParts<Arc<App>> for CallerOrReader {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        Caller::among(Callers::AndReaders, &parts.headers, &parts.extensions, app).await.map(|_| Self)
     }
 }
 
@@ -77,6 +87,12 @@ impl JsonBody {
 
     /// Reads the body of an operator's request that changes nothing, after its token was checked.
     pub(super) async fn read_for_reader(_: &Reader, request: Request, app: &App) -> Result<Self, ApiError> {
+        Self::read_any(request, app, app.bounds.body, &["identity"]).await
+    }
+
+    /// Reads the body of a call that changes nothing, after its token was checked.
+    pub(super) async fn read_unchanging(_: CallerOrReader, request: Request, app: &App) -> Result<Self, ApiError> {
+        require_json_from_pages(request.headers())?;
         Self::read_any(request, app, app.bounds.body, &["identity"]).await
     }
 

@@ -31,7 +31,7 @@ fn describe(_: &mut Schemas) -> Operation {
 async fn metrics(State(app): State<Arc<App>>, viewer: Viewer, headers: HeaderMap) -> Result<Response, ApiError> {
     // Names of rules and the volume of traffic are not for everyone. Any token will do, because a scraper needs no
     // more than to read.
-    if app.tokens.any_configured() && viewer == Viewer::Anonymous {
+    if app.token_guesses.any_configured() && viewer == Viewer::Anonymous {
         let message = "send Authorization: Bearer with a token of this server";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
     }

@@ -4,6 +4,7 @@
 //! request with the cookie is treated as one with the token, so that no call knows of sessions.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use axum::extract::{Request, State};
@@ -19,7 +20,7 @@ use threshold_core::{Span, Timestamp};
 use threshold_limiter::api::{Text, read};
 use threshold_limiter::tower::PeerAddr;
 
-use super::admin::{is_same_origin, is_sent_by_another_site, too_many_wrong_tokens};
+use super::admin::{is_same_origin, is_sent_by_another_site};
 use super::json_body::JsonBody;
 use super::openapi::{Operation, Schemas, WRONG_HOST, json_content};
 use super::routes::{Route, delete, get, post};
@@ -205,8 +206,9 @@ fn describe_sign_out(schemas: &mut Schemas) -> Operation {
     describe("signOut", "Sign out of the dashboard", schemas)
 }
 
-async fn show(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
-    answer(&app, &app.tokens.operator_access(headers.get(AUTHORIZATION)))
+async fn show(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let access = app.token_guesses.operator(request.headers().get(AUTHORIZATION), peer(&request), &app)?;
+    Ok(answer(&app, &access))
 }
 
 async fn sign_in(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -215,10 +217,8 @@ async fn sign_in(State(app): State<Arc<App>>, request: Request) -> Result<Respon
         return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
     }
     let cookie = NewCookie::of(request.headers());
-    let peer = request.extensions().get::<PeerAddr>().map(|peer| peer.0.ip());
-    if app.token_guesses.blocks_operators(peer) {
-        return Err(too_many_wrong_tokens());
-    }
+    let peer = peer(&request);
+    app.token_guesses.refuse_guessers(peer)?;
     let JsonBody(body) = JsonBody::read_for_anyone(request, &app, MAX_BODY).await?;
     let NewSession { token } = read(&body)?;
     if token.as_str().is_empty() {
@@ -226,12 +226,9 @@ async fn sign_in(State(app): State<Arc<App>>, request: Request) -> Result<Respon
     }
     let authorization = HeaderValue::from_str(&format!("Bearer {}", token.as_str()))
         .map_err(|_| ApiError::bad("token", "has a character that no token has"))?;
-    let access = app.tokens.operator_access(Some(&authorization));
+    let access = app.token_guesses.operator(Some(&authorization), peer, &app)?;
     match access {
         OperatorAccess::Denied => {
-            if !app.tokens.is_any_known(&authorization) {
-                app.token_guesses.count_for_operators(peer, &app);
-            }
             Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "no operator has this token"))
         }
         // Without tokens there is nothing to sign in to.
@@ -243,11 +240,15 @@ async fn sign_in(State(app): State<Arc<App>>, request: Request) -> Result<Respon
     }
 }
 
+fn peer(request: &Request) -> Option<IpAddr> {
+    request.extensions().get::<PeerAddr>().map(|peer| peer.0.ip())
+}
+
 async fn sign_out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if is_same_origin(&headers) {
         secrets(&headers).for_each(|secret| app.sessions.end(secret));
     }
-    let access = if app.tokens.any_configured() { OperatorAccess::Denied } else { OperatorAccess::Open };
+    let access = if app.token_guesses.any_configured() { OperatorAccess::Denied } else { OperatorAccess::Open };
     NewCookie::of(&headers).on(answer(&app, &access), "", 0)
 }
 
@@ -283,7 +284,7 @@ fn answer(app: &App, access: &OperatorAccess) -> Response {
         OperatorAccess::Denied => "none",
     };
     let node = if role == "none" { String::new() } else { app.signals.sinks.node.name.to_string() };
-    let sign_in = app.tokens.any_configured();
+    let sign_in = app.token_guesses.any_configured();
     let body = SessionBody {
         role,
         sign_in,

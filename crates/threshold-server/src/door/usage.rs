@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, State};
+use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use http::header::AUTHORIZATION;
-use http::request::Parts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -14,13 +12,12 @@ use threshold_core::address::parse_address;
 use threshold_core::policy::{CostOf, Mode};
 use threshold_core::{Facts, Timestamp};
 
-use super::json_body::Caller;
+use super::json_body::CallerOrReader;
 use super::openapi::{LONG_QUERY, Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get};
 use super::{ApiError, App, json};
 use crate::desk::LimitUsage;
-use crate::serve::OperatorAccess;
 
 /// The parameters. They are facts of [`/v1/check`](super::http), and an empty one is absent as there.
 #[derive(Debug, Default, Deserialize)]
@@ -81,23 +78,8 @@ fn describe(schemas: &mut Schemas) -> Operation {
         })
 }
 
-/// Proof that a request may read usage: by a caller's token, or by one that reads as an operator, who may read more than this.
-#[derive(Debug, Clone, Copy)]
-struct UsageReader;
-
-impl FromRequestParts<Arc<App>> for UsageReader {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        if app.tokens.operator_access(parts.headers.get(AUTHORIZATION)) == OperatorAccess::Reader {
-            return Ok(Self);
-        }
-        Caller::of(&parts.headers, &parts.extensions, app).await.map(|_| Self)
-    }
-}
-
 async fn show(
-    _: UsageReader,
+    _: CallerOrReader,
     State(app): State<Arc<App>>,
     Query(query): Query<UsageQuery>,
 ) -> Result<Response, ApiError> {

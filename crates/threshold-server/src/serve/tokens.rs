@@ -75,6 +75,16 @@ impl Tokens {
         Self { callers: vec![token.into()], ..Self::default() }
     }
 
+    #[cfg(test)]
+    pub(crate) fn of_operators(operator: &str, reader: &str) -> Self {
+        Self { operators: vec![operator.into()], readers: vec![reader.into()], ..Self::default() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_each(caller: &str, operator: &str, reader: &str) -> Self {
+        Self { callers: vec![caller.into()], ..Self::of_operators(operator, reader) }
+    }
+
     /// Whether callers must send a token.
     pub(crate) fn require_from_callers(&self) -> bool {
         !self.callers.is_empty()

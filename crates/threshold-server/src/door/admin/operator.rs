@@ -1,4 +1,4 @@
-//! Authorizes operators: CSRF checks, a limit on guessed tokens, and the token itself.
+//! Authorizes operators: CSRF checks, and the token.
 
 use std::sync::Arc;
 
@@ -47,24 +47,10 @@ impl FromRequestParts<Arc<App>> for Operator {
     }
 }
 
-/// Returns a caller's name in the audit: a digest of its token, if it has one.
-pub(in crate::door) fn caller_name(headers: &HeaderMap, app: &App) -> String {
-    let authorization = headers.get(AUTHORIZATION);
-    let redacted = |token: &str| app.desk.redact(token);
-    match app.tokens.operator_access(authorization) {
-        OperatorAccess::Operator(token) => format!("operator {}", redacted(&token)),
-        OperatorAccess::Open => "local".to_owned(),
-        OperatorAccess::Reader | OperatorAccess::Denied => {
-            let token = authorization.and_then(|value| value.to_str().ok()?.split_once(' '));
-            token.map_or_else(|| "caller".to_owned(), |(_, token)| format!("caller {}", redacted(token.trim())))
-        }
-    }
-}
-
 /// Authorizes a request.
 ///
 /// The CSRF checks come first: on a server without tokens, a web page that the operator has open is as authorized as the
-/// operator. The count of wrong tokens comes before the token, so that a blocked address cannot go on guessing.
+/// operator.
 fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
     // A `DELETE` has no body to declare. Browsers send it to another origin only after a preflight, which is never
     // answered.
@@ -76,15 +62,8 @@ fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
         return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
     }
     let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
-    if app.token_guesses.blocks_operators(peer) {
-        return Err(too_many_wrong_tokens());
-    }
-    match app.tokens.operator_access(parts.headers.get(AUTHORIZATION)) {
+    match app.token_guesses.operator(parts.headers.get(AUTHORIZATION), peer, app)? {
         OperatorAccess::Denied => {
-            // A missing token is not a guess, and neither is a caller's token, which is valid elsewhere.
-            if parts.headers.get(AUTHORIZATION).is_some_and(|value| !app.tokens.is_any_known(value)) {
-                app.token_guesses.count_for_operators(peer, app);
-            }
             let message = "send Authorization: Bearer with an operator's token (THRESHOLD_ADMIN_TOKEN)";
             Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message))
         }
@@ -97,12 +76,6 @@ fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
 pub(in crate::door) fn is_sent_by_another_site(headers: &HeaderMap) -> bool {
     let mut sites = headers.get_all("sec-fetch-site").iter();
     sites.any(|site| !matches!(site.as_bytes(), b"same-origin" | b"none"))
-}
-
-/// The refusal of an address that has guessed tokens.
-pub(in crate::door) fn too_many_wrong_tokens() -> ApiError {
-    let message = "too many wrong tokens from this address";
-    ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", message)
 }
 
 /// Whether a request has no `Origin`, or that of this server. Guards against CSRF.

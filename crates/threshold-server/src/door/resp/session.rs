@@ -8,7 +8,7 @@ use super::decode::{Arguments, Trust, plain_integer};
 use super::reply::{Replies, Version};
 use super::throttle::{LastLimit, Throttle};
 use crate::door::App;
-use crate::door::token_guesses::Guesses;
+use crate::door::token_guesses::{Callers, Guesses, Refused, Shown};
 
 /// The longest name of a connection, in bytes. Redis has no bound but that of a request.
 const MAX_NAME: usize = 256;
@@ -66,7 +66,8 @@ impl<'a> Session<'a> {
 
     fn reset(&mut self) {
         self.name = Box::default();
-        self.trust = if self.app.tokens.require_from_callers() { Trust::Unauthenticated } else { Trust::Authenticated };
+        self.trust =
+            if self.app.token_guesses.require_from_callers() { Trust::Unauthenticated } else { Trust::Authenticated };
     }
 
     /// Executes a command, and appends its reply.
@@ -133,7 +134,7 @@ impl<'a> Session<'a> {
 
     async fn auth(&mut self, arguments: &Arguments<'_>, replies: &mut Replies) -> Next {
         let password = match arguments.len() {
-            2 if !self.app.tokens.require_from_callers() => {
+            2 if !self.app.token_guesses.require_from_callers() => {
                 replies.error(NO_PASSWORD_NEEDED);
                 return Next::Continue;
             }
@@ -156,14 +157,15 @@ impl<'a> Session<'a> {
 
     /// Compares a password with the tokens of callers. A wrong one is counted as it is over HTTP.
     async fn authenticate(&mut self, password: &[u8]) -> Result<(), Refusal> {
-        if self.app.tokens.admit_password(password) {
-            self.trust = Trust::Authenticated;
-            return Ok(());
-        }
-        match self.app.token_guesses.count_for_callers(Some(self.peer), self.app).await {
-            Ok(Guesses::Few) => Err(Refusal::Wrong),
-            Ok(Guesses::Many) => Err(Refusal::LastWrong),
-            Err(_) => Err(Refusal::TooMany),
+        let shown = Shown::Password(password);
+        match self.app.token_guesses.admit(shown, Callers::Only, Some(self.peer), self.app).await {
+            Ok(()) => {
+                self.trust = Trust::Authenticated;
+                Ok(())
+            }
+            Err(Refused::Wrong(Guesses::Many)) => Err(Refusal::LastWrong),
+            Err(Refused::TooMany) => Err(Refusal::TooMany),
+            Err(Refused::Wrong(Guesses::Few) | Refused::Missing | Refused::ReadOnly) => Err(Refusal::Wrong),
         }
     }
 
