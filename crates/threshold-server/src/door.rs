@@ -34,6 +34,7 @@ mod stats;
 #[cfg(test)]
 mod test_server;
 mod token_guesses;
+mod turns;
 mod usage;
 
 use std::convert::Infallible;
@@ -57,7 +58,6 @@ use pin_project_lite::pin_project;
 use serde::Serialize;
 use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::tower::PeerAddr;
-use tokio::sync::Semaphore;
 use tower_service::Service as _;
 
 use crate::desk::{Desk, new_trace};
@@ -99,8 +99,7 @@ pub(crate) struct App {
     pub(crate) policy_file: ArcSwap<PolicyFile>,
     /// Whether the traffic is made up.
     pub(crate) is_demo: AtomicBool,
-    /// One rehearsal at a time: each takes a processor for a second.
-    rehearsals: Arc<Semaphore>,
+    policy_turns: policy::PolicyTurns,
     /// Samples the requests that are refused for their headers.
     pub(crate) refused: LogSampler,
     forward_auth: forward_auth::ForwardAuth,
@@ -189,7 +188,7 @@ impl App {
             sessions: session::Sessions::default(),
             policy_file: ArcSwap::default(),
             is_demo: AtomicBool::new(false),
-            rehearsals: Arc::new(Semaphore::new(1)),
+            policy_turns: policy::PolicyTurns::default(),
             refused: LogSampler::default(),
             forward_auth,
             shared_store: ArcSwapOption::empty(),

@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use threshold_core::policy::{Policy, Review};
+use threshold_core::policy::{Policy, Review, ReviewWork};
 
 /// What follows the name of the policy in that of a draft which is being written.
 const DRAFT: &str = ".draft-";
@@ -61,13 +61,18 @@ impl PolicyFile {
         self.editable.is_some()
     }
 
-    /// Reviews a draft.
+    /// Reviews a text that this server has loaded.
+    pub(crate) fn review(&self, text: &str) -> Review {
+        self.review_draft(text, ReviewWork::default())
+    }
+
+    /// Reviews a draft, with so much work.
     ///
     /// Variables are read only if the draft refers to them where the policy in force does: a rule named after another one would show its
     /// value, which may be a secret of this process.
-    pub(crate) fn review(&self, draft: &str) -> Review {
+    pub(crate) fn review_draft(&self, draft: &str, work: ReviewWork<'_>) -> Review {
         let reads = self.new_variable(draft).is_none();
-        Policy::review(draft, &|name| reads.then(|| std::env::var(name).ok()).flatten())
+        Policy::review_draft(draft, &|name| reads.then(|| std::env::var(name).ok()).flatten(), work)
     }
 
     /// Returns the key of a value of a draft that refers to a variable, unless the policy in force has the same value under this key.

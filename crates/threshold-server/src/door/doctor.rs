@@ -114,21 +114,16 @@ async fn show(_: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiErr
         checks: CHECKS.to_vec(),
         findings: Vec::new(),
     };
-    let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| unavailable())?;
+    let place = app.policy_turns.shown.place()?;
     // The requests of an hour are gone through, and a file system is asked.
-    let found = tokio::task::spawn_blocking(move || -> Vec<Finding> {
-        let _turn = turn;
+    let found = place.work(move |_| -> Vec<Finding> {
         [health, proxies, store_errors, disk, tables, signals, routes_without_rules]
             .iter()
             .flat_map(|check| check(&app))
             .collect()
     });
-    findings.extend(found.await.map_err(|_| unavailable())?);
+    findings.extend(found.await?);
     Ok(json(StatusCode::OK, &DiagnosisBody { findings, ..body }))
-}
-
-fn unavailable() -> ApiError {
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "the checks were interrupted")
 }
 
 /// The first eight bytes are enough to tell two policies apart.

@@ -7,15 +7,17 @@ use axum::response::Response;
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use threshold_core::policy::{Mode, Policy, Review, Severity};
+use threshold_core::policy::{Mode, Policy, Review, ReviewWork, Severity};
 use threshold_limiter::api::read;
 
 use super::admin::{Operator, Reader, change, operator_call};
 use super::json_body::JsonBody;
 use super::openapi::{Operation, Schemas};
 use super::routes::{Route, get, post, put};
+use super::turns::Turns;
 use super::{ApiError, App, json};
 use crate::policy_file::{PolicyFile, SaveError};
+use crate::serve::ConnectionWatch;
 use crate::signals::draft::{Rehearsed, rehearse};
 use crate::source::{Tenants, changes, joined};
 
@@ -24,6 +26,34 @@ const MAX_FINDINGS: usize = 100;
 /// The most changes that the audit names.
 const MAX_CHANGES: usize = 5;
 const NEW_VARIABLE: &str = "refers to a variable where the policy in force does not: a draft could show its value";
+
+/// The longest draft, in bytes. A larger policy is reviewed on the command line.
+const MAX_DRAFT: usize = 256 << 10;
+/// The steps of a review of a draft: a fraction of a second. Five hundred rules take half of them.
+const DRAFT_STEPS: u64 = 20_000_000;
+/// The most clients that wait for one kind of work.
+const WAITERS: usize = 8;
+
+/// The turns of the work for the policy's view. Drafts of read-only tokens keep no operator waiting, and no draft delays a save.
+#[derive(Debug)]
+pub(super) struct PolicyTurns {
+    /// Rehearsals of the policy in force.
+    pub(super) shown: Turns,
+    drafts: Turns,
+    readers_drafts: Turns,
+    /// Held until a file is replaced, so that of two drafts of one text only the first is saved.
+    saves: Turns,
+}
+
+impl Default for PolicyTurns {
+    fn default() -> Self {
+        let turns = || Turns::new(WAITERS);
+        Self { shown: turns(), drafts: turns(), readers_drafts: turns(), saves: turns() }
+    }
+}
+
+const DRAFT_TOO_LARGE: (u16, &str) = (413, "The draft is larger than 256 KiB (`too_large`)");
+const OTHERS_WAIT: (u16, &str) = (503, "Others wait for the same work already (`busy`)");
 
 /// The policy as it runs.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -174,66 +204,64 @@ fn describe_save(schemas: &mut Schemas) -> Operation {
 
 fn describe_lint(schemas: &mut Schemas) -> Operation {
     let body = schemas.of::<Draft>();
-    operator_call("lintPolicy", "Check a draft of a policy", &schemas.of::<FindingsBody>()).body(body)
+    operator_call("lintPolicy", "Check a draft of a policy", &schemas.of::<FindingsBody>())
+        .body(body)
+        .errors(&[DRAFT_TOO_LARGE, OTHERS_WAIT])
 }
 
 fn describe_rehearse(schemas: &mut Schemas) -> Operation {
     let body = schemas.of::<Draft>();
-    operator_call("rehearsePolicy", "Decide the requests of the last hour by a draft", &schemas.of::<RehearsalBody>())
+    change("rehearsePolicy", "Decide the requests of the last hour by a draft", &schemas.of::<RehearsalBody>())
         .body(body)
-        .errors(&[(422, "The draft has errors (`bad_policy`)"), (503, "Another rehearsal is going on (`busy`)")])
+        .errors(&[DRAFT_TOO_LARGE, (422, "The draft has errors (`bad_policy`)"), OTHERS_WAIT])
 }
 
-async fn show(reader: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let file = app.policy_file.load();
-    let policy = app.desk.policy();
-    let text = if reader.may_change { file.text.clone() } else { file.text_for_readers() };
-    // Waits: a page that shows the policy must not fail because another one does.
-    let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| busy())?;
-    let (now, requests) = (app.desk.now(), Arc::clone(&app.desk.recent_requests));
-    let decided = Arc::clone(&policy);
-    let work = tokio::task::spawn_blocking(move || {
-        let recording = requests.recording(now);
-        let rehearsed = rehearse(&decided, &recording);
-        drop(turn);
-        (recording, rehearsed)
-    });
-    let (recording, rehearsed) = work.await.map_err(|_| busy())?;
-    let lines = file.lines_of_rules();
-    let rules = policy.rules().iter().zip(rehearsed.rules).map(|(rule, own)| RuleBody {
-        name: rule.name.to_string(),
-        layer: rule.layer.name(),
-        mode: if rule.mode == Mode::Observe { "observe" } else { "enforce" },
-        limit: rule.notation(),
-        per: rule.per.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-        line: lines.iter().find(|(name, _)| *name == rule.name).map(|(_, line)| *line),
-        hits: own.hits,
-        near: own.near,
-        blocked: own.blocked,
-        observed: own.observed,
-    });
-    Ok(json(
-        StatusCode::OK,
-        &PolicyBody {
-            text,
+async fn show(reader: Reader, watch: ConnectionWatch, State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let place = app.policy_turns.shown.place()?;
+    let shared = Arc::clone(&app);
+    let work = place.work(move |is_wanted| {
+        let (file, policy) = (shared.policy_file.load(), shared.desk.policy());
+        let recording = shared.desk.recent_requests.recording(shared.desk.now()).newest_for(&[&policy]);
+        let rehearsed = rehearse(&policy, &recording, is_wanted);
+        let lines = file.lines_of_rules();
+        let rules = policy.rules().iter().zip(rehearsed.rules).map(|(rule, own)| RuleBody {
+            name: rule.name.to_string(),
+            layer: rule.layer.name(),
+            mode: if rule.mode == Mode::Observe { "observe" } else { "enforce" },
+            limit: rule.notation(),
+            per: rule.per.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            line: lines.iter().find(|(name, _)| *name == rule.name).map(|(_, line)| *line),
+            hits: own.hits,
+            near: own.near,
+            blocked: own.blocked,
+            observed: own.observed,
+        });
+        PolicyBody {
+            text: if reader.may_change { file.text.clone() } else { file.text_for_readers() },
             generation: policy.generation(),
             editable: file.is_editable(),
             recorded: recording.requests.len(),
             since: since(&recording),
             share: recording.share,
             rules: rules.collect(),
-        },
-    ))
+        }
+    });
+    Ok(json(StatusCode::OK, &watch.until_disconnect(work).await?))
 }
 
-async fn lint(reader: Reader, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+async fn lint(
+    reader: Reader,
+    watch: ConnectionWatch,
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let turns = if reader.may_change { &app.policy_turns.drafts } else { &app.policy_turns.readers_drafts };
+    let place = turns.place()?;
     let JsonBody(body) = JsonBody::read_for_reader(&reader, request, &app).await?;
-    let Draft { text } = read(&body)?;
-    // A draft may take as long as a rehearsal. The turn belongs to the work: a client that leaves does not end it.
-    let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| busy())?;
+    let text = draft(&body)?;
     let file = app.policy_file.load_full();
-    let work = tokio::task::spawn_blocking(move || {
-        let mut findings = file.review(&text).findings;
+    let work = place.work(move |is_wanted| {
+        let mut findings = file.review_draft(&text, ReviewWork::of_draft(DRAFT_STEPS, is_wanted)).findings;
         // The first ones suffice: the position of each is counted from the beginning of the text.
         findings.truncate(MAX_FINDINGS);
         let findings = findings.into_iter().map(|finding| {
@@ -241,25 +269,28 @@ async fn lint(reader: Reader, State(app): State<Arc<App>>, request: Request) -> 
             let level = if finding.severity == Severity::Error { "error" } else { "warning" };
             FindingBody { level, code: finding.code, line, column, message: finding.message, help: finding.help }
         });
-        let findings = findings.chain(file.new_variable(&text).map(|key| FindingBody::variable(&key))).collect();
-        drop(turn);
-        findings
+        findings.chain(file.new_variable(&text).map(|key| FindingBody::variable(&key))).collect()
     });
-    let findings = work.await.map_err(|_| busy())?;
+    let findings = watch.until_disconnect(work).await?;
     Ok(json(StatusCode::OK, &FindingsBody { findings }))
 }
 
-async fn rehearse_draft(reader: Reader, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let JsonBody(body) = JsonBody::read_for_reader(&reader, request, &app).await?;
-    let Draft { text } = read(&body)?;
-    let turn = Arc::clone(&app.rehearsals).try_acquire_owned().map_err(|_| busy())?;
-    let file = app.policy_file.load_full();
-    let (now, requests, policy) = (app.desk.now(), Arc::clone(&app.desk.recent_requests), app.desk.policy());
-    let work = tokio::task::spawn_blocking(move || {
-        let _turn = turn;
-        let draft = usable(&file, &text)?;
-        let recording = requests.recording(now);
-        let (present, new) = (rehearse(&policy, &recording), rehearse(&draft, &recording));
+/// Only operators rehearse: which requests a draft denies tells what is in them, and a read-only token shows no more than the page.
+async fn rehearse_draft(
+    _: Operator,
+    watch: ConnectionWatch,
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let place = app.policy_turns.drafts.place()?;
+    let JsonBody(body) = JsonBody::read(request, &app, app.bounds.body).await?;
+    let text = draft(&body)?;
+    let shared = Arc::clone(&app);
+    let work = place.work(move |is_wanted| {
+        let (file, policy) = (shared.policy_file.load(), shared.desk.policy());
+        let draft = usable(&file, &text, is_wanted)?;
+        let recording = shared.desk.recent_requests.recording(shared.desk.now()).newest_for(&[&policy, &draft]);
+        let (present, new) = (rehearse(&policy, &recording, is_wanted), rehearse(&draft, &recording, is_wanted));
         let count = |is: fn(bool, bool) -> bool| {
             present.verdicts.iter().zip(&new.verdicts).filter(|(before, after)| is(**before, **after)).count()
         };
@@ -274,11 +305,23 @@ async fn rehearse_draft(reader: Reader, State(app): State<Arc<App>>, request: Re
             draft: SumsBody { allowed: new.allowed, denied: new.denied },
         })
     });
-    let rehearsal = work.await.map_err(|_| busy())??;
+    let rehearsal = watch.until_disconnect(work).await??;
     Ok(json(StatusCode::OK, &rehearsal))
 }
 
+/// Reads a draft.
+fn draft(body: &[u8]) -> Result<String, ApiError> {
+    let Draft { text } = read(body)?;
+    if text.len() > MAX_DRAFT {
+        let message =
+            format!("a draft has at most {MAX_DRAFT} bytes: review it with threshold lint on the command line");
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message));
+    }
+    Ok(text)
+}
+
 async fn save(operator: Operator, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let place = app.policy_turns.saves.place()?;
     // The draft, and the text that it was made from.
     let JsonBody(body) = JsonBody::read(request, &app, app.bounds.body.saturating_mul(2)).await?;
     let NewPolicy { text, based_on, reason } = read(&body)?;
@@ -286,27 +329,19 @@ async fn save(operator: Operator, State(app): State<Arc<App>>, request: Request)
         let message = "this server saves no policies: start it with a policy file and --allow-edit";
         return Err(ApiError::new(StatusCode::NOT_FOUND, "not_editable", message));
     }
-    // Held until the file is replaced, so that of two drafts of one text only the first is saved.
-    let turn = Arc::clone(&app.rehearsals).acquire_owned().await.map_err(|_| busy())?;
-    let shared = Arc::clone(&app);
-    let work = tokio::task::spawn_blocking(move || {
+    let (shared, runtime) = (Arc::clone(&app), tokio::runtime::Handle::current());
+    let work = place.work(move |_| {
         let file = shared.policy_file.load_full();
         file.check_unchanged(&based_on)?;
-        usable(&file, &text)?;
+        usable(&file, &text, &|| true)?;
         // What a reload would refuse would be lost at the next start.
-        shared.policy_file.load().check_loadable(&text, &shared.desk.policy()).map_err(bad_policy)?;
-        Ok::<_, ApiError>((file, text, based_on))
+        file.check_loadable(&text, &shared.desk.policy()).map_err(bad_policy)?;
+        let changes = changes(&based_on, &text, Tenants::Unnamed);
+        let changes = if changes.is_empty() { "no rule".to_owned() } else { joined(&changes, MAX_CHANGES, "; ") };
+        runtime.block_on(shared.desk.audit_policy(&operator.0, &changes, &reason))?;
+        Ok::<_, ApiError>(file.save(&text, &based_on)?)
     });
-    let (file, text, based_on) = work.await.map_err(|_| busy())??;
-    let changes = changes(&based_on, &text, Tenants::Unnamed);
-    let changes = if changes.is_empty() { "no rule".to_owned() } else { joined(&changes, MAX_CHANGES, "; ") };
-    app.desk.audit_policy(&operator.0, &changes, &reason).await?;
-    let saved = tokio::task::spawn_blocking(move || {
-        let _turn = turn;
-        file.save(&text, &based_on)
-    });
-    let saved = saved.await;
-    saved.map_err(|_| busy())??;
+    work.await??;
     Ok(json(StatusCode::OK, &SavedBody { ok: true }))
 }
 
@@ -340,11 +375,11 @@ impl FindingBody {
 }
 
 /// Parses a draft, or says what its first error is.
-fn usable(file: &PolicyFile, text: &str) -> Result<Policy, ApiError> {
+fn usable(file: &PolicyFile, text: &str, is_wanted: &dyn Fn() -> bool) -> Result<Policy, ApiError> {
     if let Some(key) = file.new_variable(text) {
         return Err(bad_policy(format!("{key} {NEW_VARIABLE}")));
     }
-    let Review { policy, findings, .. } = file.review(text);
+    let Review { policy, findings, .. } = file.review_draft(text, ReviewWork::of_draft(DRAFT_STEPS, is_wanted));
     policy.ok_or_else(|| {
         let first = findings.iter().find(|finding| finding.severity == Severity::Error);
         bad_policy(first.map_or_else(
@@ -378,8 +413,4 @@ fn compared(present: &Rehearsed, draft: &Rehearsed) -> Vec<ComparedRule> {
 
 fn since(recording: &crate::signals::recent_requests::Recording) -> Option<u64> {
     recording.requests.first().and_then(|request| request.at.micros().checked_div(1_000))
-}
-
-fn busy() -> ApiError {
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "another rehearsal is going on")
 }

@@ -168,8 +168,8 @@ export function policy({ session, rest: [marked] }) {
       timer = setTimeout(lint, PAUSE);
     });
     lint();
-    const note = state.editable ? "Rehearse a draft before you save it." : "This server saves no policies: it was started without --allow-edit.";
-    return card("Draft", h("span", { class: "quiet" }, note), rebase, draft, h("div", { class: "actions" }, discard, replay, state.editable && session.role === "operator" && save), findings, rehearsal);
+    const note = session.role !== "operator" ? "A read-only token checks drafts; operators rehearse them." : state.editable ? "Rehearse a draft before you save it." : "This server saves no policies: it was started without --allow-edit.";
+    return card("Draft", h("span", { class: "quiet" }, note), rebase, draft, h("div", { class: "actions" }, discard, session.role === "operator" && replay, state.editable && session.role === "operator" && save), findings, rehearsal);
   }
 
   load();

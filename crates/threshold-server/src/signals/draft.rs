@@ -33,13 +33,13 @@ pub(crate) struct RehearsedRule {
     pub(crate) observed: u64,
 }
 
-/// Rehearses a policy.
-pub(crate) fn rehearse(policy: &Policy, recording: &Recording) -> Rehearsed {
+/// Rehearses a policy, as long as that is wanted.
+pub(crate) fn rehearse(policy: &Policy, recording: &Recording, is_wanted: &dyn Fn() -> bool) -> Rehearsed {
     let rules =
         policy.rules().iter().map(|rule| RehearsedRule { name: rule.name.to_string(), ..RehearsedRule::default() });
     let mut rehearsed = Rehearsed { rules: rules.collect(), ..Rehearsed::default() };
     let mut ledger = Ledger::default();
-    for request in &recording.requests {
+    for request in recording.requests.iter().take_while(|_| is_wanted()) {
         let decided = request.with_facts(|facts| ledger.decide(policy, Verb::Check, facts, request.at));
         // What cannot be planned, such as a cost above its limit, is no decision: a caller gets an error, and a client a denial.
         let allowed = decided.as_ref().is_ok_and(|checked| checked.decision.allowed());
@@ -99,7 +99,7 @@ mod tests {
         let limiter = Limiter::builder(policy.clone()).clock(clock).observer(observer).build();
         let decide = |user: &str| limiter.check(&Facts { user: Some(user), ..Facts::default() }).unwrap().allowed();
         let decided: Vec<bool> = (0..8).flat_map(|_| ["a", "b"]).map(decide).collect();
-        let rehearsed = rehearse(&policy, &requests.recording(START));
+        let rehearsed = rehearse(&policy, &requests.recording(START), &|| true);
         assert_eq!(rehearsed.verdicts, decided);
         assert_eq!((rehearsed.allowed, rehearsed.denied), (10, 6));
         let rule = |name: &str| rehearsed.rules.iter().find(|rule| rule.name == name).unwrap();
@@ -108,7 +108,7 @@ mod tests {
         let watched = rule("watched");
         assert_eq!((watched.hits, watched.blocked, watched.observed), (16, 0, 12));
         let wider = POLICY.replace("5/h", "50/h");
-        let wider = rehearse(&Policy::parse(&wider, &|_| None).unwrap(), &requests.recording(START));
+        let wider = rehearse(&Policy::parse(&wider, &|_| None).unwrap(), &requests.recording(START), &|| true);
         assert_eq!((wider.allowed, wider.denied), (16, 0));
     }
 }

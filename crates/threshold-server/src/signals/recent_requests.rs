@@ -1,4 +1,5 @@
-//! The requests of the last hour, in memory, so that a draft of a policy can be rehearsed on them. They are never written or shown.
+//! The requests of the last hour, in memory, so that a draft of a policy can be rehearsed on them. They are never written or shown, and
+//! what may be a secret in their paths is not kept: which requests a draft denies tells what is in them.
 //!
 //! All requests are recorded while there is room. When there is none, half of the callers are dropped, with all of their requests, and
 //! only those that are left are recorded from then on: a policy counts by caller, so that every second request of everyone would
@@ -11,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use threshold_core::policy::{Match, Policy, Rule};
 use threshold_core::{Facts, Span, Timestamp};
 use threshold_limiter::observer::{ObservedDecision, Observer, Operation};
 
@@ -22,6 +24,8 @@ const AGE: Span = Span::HOUR;
 const MAX_BYTES: usize = 32 << 20;
 /// The most bytes of one request. A longer one is not recorded.
 const MAX_REQUEST: usize = 4 << 10;
+/// The steps of a rehearsal, which compares each request with each pattern. Ten rules rehearse all requests that there is memory for.
+const MAX_STEPS: usize = 200_000_000;
 /// The number of texts in [`Facts`].
 const TEXTS: usize = 9;
 
@@ -191,6 +195,22 @@ pub(crate) struct Recording {
     pub(crate) share: f64,
 }
 
+impl Recording {
+    /// Drops the oldest requests if there are more than can be rehearsed by these policies.
+    pub(crate) fn newest_for(mut self, policies: &[&Policy]) -> Self {
+        let patterns = |rule: &Rule| {
+            let Match { path, host, tenant, tier, .. } = &rule.matches;
+            let lengths = [path, host, tenant, tier].into_iter().flatten().map(|pattern| pattern.as_str().len());
+            lengths.fold(1usize, usize::saturating_add)
+        };
+        let rules = policies.iter().flat_map(|policy| policy.rules());
+        let steps = rules.map(patterns).fold(1usize, usize::saturating_add);
+        let most = MAX_STEPS.checked_div(steps).unwrap_or(0);
+        self.requests.drain(..self.requests.len().saturating_sub(most));
+        self
+    }
+}
+
 impl RecentRequests {
     fn new(max_bytes: usize) -> Self {
         Self {
@@ -293,7 +313,13 @@ impl Observer for RecentRequests {
         if self.is_full.load(Ordering::Relaxed) {
             return self.miss(at);
         }
-        let Some(request) = RecordedRequest::new(observed.facts, at, caller) else { return self.miss(at) };
+        let facts = observed.facts;
+        // A longer one is not recorded, whatever is in it.
+        let path = facts.path.filter(|path| path.len() <= MAX_REQUEST);
+        let path = path.map(|path| observed.policy.recorded_path(path));
+        let endpoint = facts.endpoint.map(|endpoint| observed.policy.recorded_endpoint(endpoint));
+        let shown = Facts { path: path.as_deref().or(facts.path), endpoint: endpoint.as_deref(), ..*facts };
+        let Some(request) = RecordedRequest::new(&shown, at, caller) else { return self.miss(at) };
         // A decision never waits. Another thread holds the lock for as long as it takes to push, except for a sweep.
         let Ok(mut requests) = self.requests.try_lock() else { return self.miss(at) };
         let bytes = requests.bytes.saturating_add(request.size());
@@ -310,7 +336,7 @@ impl Observer for RecentRequests {
 mod tests {
     use std::collections::BTreeMap;
 
-    use threshold_core::{Decision, Policy};
+    use threshold_core::Decision;
 
     use super::*;
 
@@ -330,7 +356,7 @@ mod tests {
             ip: "2001:db8::1".parse().ok(),
             host: Some("h"),
             method: Some("POST"),
-            path: Some("/p?q=1"),
+            path: Some("/p"),
             route: Some("/p"),
             from_client: true,
             tenant: Some("acme"),
@@ -358,6 +384,47 @@ mod tests {
         record(&requests, &Facts { path: Some(&long), ..Facts::default() }, NOW);
         let recording = requests.recording(NOW);
         assert_eq!((recording.requests.len(), recording.share), (3, 0.75), "one of four is missing");
+    }
+
+    /// A rehearsal of drafts such as `match = { path = "/reset/9f**" }` read the token of a reset from a recorded path.
+    ///
+    /// Woken by recording the path, or the endpoint, as it came.
+    #[test]
+    fn what_may_be_a_secret_in_a_path_is_not_recorded() {
+        let requests = RecentRequests::default();
+        let policy = Policy::parse("[identity]\nprivate_paths = '/invite/*'", &|_| None).unwrap();
+        let mut decision = Decision::default();
+        decision.at = NOW;
+        for path in ["/reset/9f86d081884c7d65?x=secret", "/invite/secret"] {
+            let endpoint = format!("GET:{path}");
+            let facts = Facts { path: Some(path), endpoint: Some(&endpoint), ..Facts::default() };
+            requests.decided(&ObservedDecision::new(&facts, &decision, &policy));
+        }
+        let recording = requests.recording(NOW);
+        let recorded = recording.requests.iter().map(|request| request.text.to_string());
+        assert_eq!(
+            recorded.collect::<Vec<_>>(),
+            ["/reset/{hidden}GET:/reset/{hidden}", "/invite/{hidden}GET:/invite/{hidden}"]
+        );
+    }
+
+    /// Woken by leaving out `newest_for`: a large policy on all requests of an hour took minutes.
+    #[test]
+    fn a_large_policy_is_rehearsed_on_the_newest_requests() {
+        let requests = RecentRequests::new(2_000_000);
+        for second in 0..3_000 {
+            record(&requests, &Facts { user: Some("u"), ..Facts::default() }, NOW.plus(Span::from_secs(second)));
+        }
+        let rule = |n: usize| {
+            format!("[[rule]]\nname = 'r{n}'\nper = ['ip']\nlimit = '9/h'\nmatch.path = '/{n}{}'\n", "x".repeat(200))
+        };
+        let large: String = (0..999).map(rule).collect();
+        let [large, small] = [large, rule(0)].map(|text| Policy::parse(&text, &|_| None).unwrap());
+        let now = NOW.plus(Span::from_secs(3_000));
+        assert_eq!(requests.recording(now).newest_for(&[&small]).requests.len(), 3_000);
+        let newest = requests.recording(now).newest_for(&[&small, &large]).requests;
+        assert!((500..1_500).contains(&newest.len()), "{}", newest.len());
+        assert_eq!(newest.last().map(|request| request.at), Some(NOW.plus(Span::from_secs(2_999))));
     }
 
     /// Woken by dropping single requests in place of callers, or by leaving out `sweep`.

@@ -393,6 +393,79 @@ fn of_two_drafts_of_one_text_only_one_is_saved() {
     assert_eq!(audit.as_array().unwrap().len(), 1, "{audit}");
 }
 
+/// Returns the bytes of memory that a server has.
+fn resident(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// With a read-only token, 165 drafts read the token of a reset from a recorded path, and then the address of its client.
+///
+/// Woken by letting readers rehearse.
+#[test]
+fn a_read_only_token_checks_drafts_and_rehearses_none() {
+    let server = guarded(&[]);
+    let body = json!({ "text": POLICY }).to_string();
+    let status = |token: &str, path: &str| {
+        let bearer = format!("Bearer {token}");
+        let fields = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+        send(&server, "POST", path, &fields, &body).status
+    };
+    assert_eq!((status(READER, "/v1/policy/lint"), status(READER, "/v1/policy/rehearse")), (200, 403));
+    assert_eq!((status(OPERATOR, "/v1/policy/lint"), status(OPERATOR, "/v1/policy/rehearse")), (200, 200));
+}
+
+/// Checking a draft of 22 KB took 98 s, any number of them waited, and nobody saw or saved the policy meanwhile.
+///
+/// Woken by leaving out the places of `Turns`, by one queue for all, or by a review without a bound.
+#[test]
+fn drafts_of_a_reader_take_bounded_work_and_memory_and_keep_no_operator_waiting() {
+    let file = Scratch::file("policy.toml", POLICY);
+    let variables = &[("THRESHOLD_ADMIN_TOKEN", OPERATOR), ("THRESHOLD_READ_TOKEN", READER)];
+    let server = Start { policy: Some(file.path()), args: &["--allow-edit"], variables, ..Start::default() }.server();
+    let rule = |number: usize| {
+        let path = format!("/{}{number}", "**a*b".repeat(30));
+        format!("[[rule]]\nname='r{number}'\nper=['ip']\nlimit='{}/h'\nmatch={{path='{path}'}}\n", number + 5)
+    };
+    let heavy: String = (0..900).map(rule).collect();
+    assert!(heavy.len() < 256 << 10, "{}", heavy.len());
+    let heavy = json!({ "text": heavy }).to_string();
+    let (reader, operator) = (format!("Bearer {READER}"), format!("Bearer {OPERATOR}"));
+    let reader = [("authorization", reader.as_str()), ("content-type", "application/json")];
+    let operator = [("authorization", operator.as_str()), ("content-type", "application/json")];
+    assert_eq!(send(&server, "GET", "/v1/policy", &operator, "").status, 200);
+    let before = resident(&server);
+    let answers: Vec<Answer> = std::thread::scope(|scope| {
+        let asking = (0..40).map(|_| {
+            let mut client = server.connect();
+            let (reader, heavy) = (&reader, &heavy);
+            scope.spawn(move || client.send("POST", "/v1/policy/lint", reader, heavy).unwrap())
+        });
+        let asking: Vec<_> = asking.collect();
+        // Meanwhile an operator sees the policy, checks a draft and saves it.
+        let shown = send(&server, "GET", "/v1/policy", &operator, "").json();
+        let draft = json!({ "text": POLICY }).to_string();
+        assert_eq!(send(&server, "POST", "/v1/policy/lint", &operator, &draft).status, 200);
+        let new =
+            json!({ "text": POLICY.replace("2/h", "3/h"), "basedOn": shown["text"], "reason": "test" }).to_string();
+        assert_eq!(send(&server, "PUT", "/v1/policy", &operator, &new).status, 200);
+        asking.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let grown = resident(&server).saturating_sub(before);
+    assert!(grown < 100 << 20, "{grown} bytes");
+    let (done, refused): (Vec<&Answer>, Vec<&Answer>) = answers.iter().partition(|answer| answer.status == 200);
+    assert!(done.len() >= 8 && !refused.is_empty(), "{} and {}", done.len(), refused.len());
+    for answer in done {
+        assert!(answer.body.contains("review-incomplete"), "{}", answer.body);
+    }
+    for answer in refused {
+        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{}", answer.body);
+    }
+    let large = json!({ "text": "#".repeat((256 << 10) + 1) }).to_string();
+    assert_eq!(send(&server, "POST", "/v1/policy/lint", &reader, &large).status, 413);
+}
+
 /// Woken by running the check on a thread that serves requests, or by answering with every finding.
 #[test]
 fn a_draft_of_errors_takes_bounded_memory() {

@@ -174,6 +174,7 @@ fn read_item(text: &str, policy: &Policy) -> Result<Event, FieldError> {
         event.ip = Some(address.key().into());
     }
     // These are texts and not names, by which callers are found.
+    event.endpoint = event.endpoint.map(|endpoint| policy.recorded_endpoint(&endpoint).into());
     for text in [&mut event.rule, &mut event.endpoint] {
         *text = text.take().map(|text| bounded(&printable(&text), policy));
     }

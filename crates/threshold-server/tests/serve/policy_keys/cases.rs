@@ -1,6 +1,6 @@
 //! A policy for each value of each key, and the probe that shows the difference.
 
-use super::probes::{answers, full_table, log, logins, partitions, started, without_store};
+use super::probes::{answers, full_table, log, logins, partitions, recorded, started, without_store};
 
 /// Policies that differ in one key.
 pub(super) struct Case {
@@ -299,6 +299,11 @@ fn elsewhere() -> Vec<Case> {
             "identity.secret",
             format!("[identity]\nlog_identifiers = true\n@\n{}", BY_USER.replace("2/h", "1/h")),
             &["", "secret = [\"user\"]"],
+        ),
+        case(recorded)(
+            "identity.private_paths",
+            "[identity]\n@\n".to_owned(),
+            &["", "private_paths = [\"/invite/*\"]", "private_paths = [\"/**\"]"],
         ),
         logged("rule.log", format!("{}@\n", BY_USER.replace("2/h", "1/h")), &["log = \"sampled\"", "log = \"each\""]),
         without("rule.on_store_error", format!("{BY_USER}@\n[login]\n"), stores),

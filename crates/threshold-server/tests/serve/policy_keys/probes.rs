@@ -38,6 +38,12 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
 }
 
+/// Returns paths as they are recorded.
+pub(super) fn recorded(policy: &str) -> Result<String, String> {
+    let policy = parse(policy)?;
+    Ok(["/invite/ada", "/posts"].map(|path| policy.recorded_path(path).into_owned()).join(" "))
+}
+
 /// The service behind the layer: `/status/N` answers with N, everything else with 200.
 #[derive(Clone)]
 struct Inner;
