@@ -20,7 +20,7 @@ use anyhow::{Context as _, bail, ensure};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde_json::{Value, json};
 use threshold_core::key::write_name;
-use threshold_core::policy::Ban;
+use threshold_core::policy::{Ban, UserScope};
 use threshold_core::text::printable;
 use threshold_core::{Span, Standing};
 use threshold_limiter::journal::{Journal, Kind, Row};
@@ -126,15 +126,19 @@ pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {
 
 /// Explains a past decision. The exit code is 1 if there is no event of it.
 pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<Report> {
-    let answer = Api::new(&args.server)?.call("GET", &format!("/v1/events?traceId={}", encoded(&args.trace)), None)?;
+    let api = Api::new(&args.server)?;
+    let answer = api.call("GET", &format!("/v1/events?traceId={}", encoded(&args.trace)), None)?;
     let events = answer.get("events").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let code = u8::from(events.is_empty());
     let text = match events {
         events if args.json => format!("{:#}\n", Value::from(events)),
         [] => why::NOT_FOUND.to_owned(),
         events => {
+            let session = api.call("GET", "/v1/session", None)?;
+            let is_scoped = session.get("usersOfTenants") == Some(&Value::Bool(true));
+            let scope = if is_scoped { UserScope::Tenant } else { UserScope::Global };
             let now = jiff::Timestamp::now();
-            events.iter().map(|event| why::describe(event, now)).collect::<Vec<_>>().join("\n")
+            events.iter().map(|event| why::describe(event, scope, now)).collect::<Vec<_>>().join("\n")
         }
     };
     Ok(Report { text, code })

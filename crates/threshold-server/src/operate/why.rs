@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 use threshold_core::Span;
-use threshold_core::key::is_redacted;
+use threshold_core::policy::UserScope;
 
 use super::subject::operand;
 use super::{columns, millis, moment, shown};
@@ -18,8 +18,8 @@ A request that could not be counted, such as one whose cost is above its limit, 
 If the request was allowed and took seconds, its caller may be shadow banned: threshold subject user NAME shows that.
 ";
 
-/// Describes an event, as it looks at `now`.
-pub(super) fn describe(event: &Value, now: jiff::Timestamp) -> String {
+/// Describes an event, as it looks at `now`. `scope` is the server's: commands name users by it.
+pub(super) fn describe(event: &Value, scope: UserScope, now: jiff::Timestamp) -> String {
     let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
     let mut text = format!("{}\n{}, trace {}\n\n", caller(event), millis(field("at")), shown(field("traceId")));
     let count = field("count").as_u64().unwrap_or(1);
@@ -54,7 +54,7 @@ pub(super) fn describe(event: &Value, now: jiff::Timestamp) -> String {
         }
         text.push('\n');
     }
-    let _ = writeln!(text, "\n{}", remedy(event, now));
+    let _ = writeln!(text, "\n{}", remedy(event, scope, now));
     text
 }
 
@@ -151,16 +151,16 @@ fn end(until: &Value, now: jiff::Timestamp) -> String {
 }
 
 /// Returns what the caller, or an operator for it, can do.
-fn remedy(event: &Value, now: jiff::Timestamp) -> String {
+fn remedy(event: &Value, scope: UserScope, now: jiff::Timestamp) -> String {
     let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
     if field("verdict") == "slow" {
-        return shadow_remedy(event);
+        return shadow_remedy(event, scope);
     }
     if field("blocked") != &Value::Bool(true) {
         return "Nothing has to be done.".to_owned();
     }
     let layer = field("layer").as_str();
-    let look = lookups(event, layer);
+    let look = lookups(event, layer, scope);
     match field("cause").as_str() {
         Some("ban") => return format!("{look}    shows the ban's id and reason, and how to lift it."),
         Some("missing") => {
@@ -169,10 +169,11 @@ fn remedy(event: &Value, now: jiff::Timestamp) -> String {
                 .to_owned();
         }
         // The event does not say whether the entry names its user, its tenant or its address.
-        Some("list") => return format!("{}    shows the entry.", lookups(event, None)),
+        Some("list") => return format!("{}    shows the entry.", lookups(event, None, scope)),
         Some("outage") => return "threshold health --ready\n    shows whether the store answers now.".to_owned(),
         Some("login") if layer == Some("user") => {
-            let look = format!("threshold subject account {}", named(field("userId")));
+            let account = field("userId").as_str().map(|name| user_key(event, name, scope));
+            let look = format!("threshold subject account {}", account.map_or("NAME".to_owned(), |key| operand(&key)));
             return format!("{look}\n    shows its failures and its lock; --forgive unlocks it.");
         }
         Some("login") => return "Other addresses can log in to the same account.".to_owned(),
@@ -211,42 +212,35 @@ fn remedy(event: &Value, now: jiff::Timestamp) -> String {
 }
 
 /// Returns how to end a shadow ban. An event without a strike does not say whose it is.
-fn shadow_remedy(event: &Value) -> String {
-    format!("{}    shows whether it is shadow banned now, and its strikes; --forgive ends that.", lookups(event, None))
+fn shadow_remedy(event: &Value, scope: UserScope) -> String {
+    format!(
+        "{}    shows whether it is shadow banned now, and its strikes; --forgive ends that.",
+        lookups(event, None, scope)
+    )
 }
 
 /// Returns the commands that look up the subject of a layer, each on a line: the caller by every name that it has, where the layer does
 /// not say which one is counted.
-fn lookups(event: &Value, layer: Option<&str>) -> String {
+fn lookups(event: &Value, layer: Option<&str>, scope: UserScope) -> String {
     let names = [("user", "userId"), ("tenant", "tenant"), ("edge", "ip")];
-    let known: Vec<_> = names
-        .iter()
-        .filter_map(|(own, field)| Some((*own, event.get(*field).filter(|name| !name.is_null())?)))
-        .collect();
+    let known: Vec<_> =
+        names.iter().filter_map(|(own, field)| Some((*own, event.get(*field).and_then(Value::as_str)?))).collect();
     // A request without a user is counted by its address under the rules of users.
     let of_layer = known.iter().filter(|(own, _)| Some(*own) == layer).collect::<Vec<_>>();
     let all = if of_layer.is_empty() { known.iter().collect() } else { of_layer };
     if all.is_empty() {
         return "threshold subject LAYER NAME\n".to_owned();
     }
-    all.into_iter().map(|(layer, name)| lookup(layer, name, event.get("tenant"))).collect()
+    let lookup = |(layer, name): &(&str, &str)| {
+        let key = if *layer == "user" { user_key(event, name, scope) } else { (*name).into() };
+        format!("threshold subject {layer} {}\n", operand(&key))
+    };
+    all.into_iter().map(lookup).collect()
 }
 
-fn lookup(layer: &str, name: &Value, tenant: Option<&Value>) -> String {
-    let command = format!("threshold subject {layer} {}", named(name));
-    match (name.as_str(), tenant.and_then(Value::as_str)) {
-        // An event has both names apart, and does not say whether the policy counts them together.
-        (Some(user), Some(tenant)) if layer == "user" && !is_redacted(user) => {
-            let both = operand(&format!("{tenant}/{user}").into());
-            format!("{command}    # {both} if the policy has user_scope = \"tenant\"\n")
-        }
-        _ => format!("{command}\n"),
-    }
-}
-
-/// Returns a name or its digest for a command.
-fn named(name: &Value) -> String {
-    if name.is_null() { "NAME".to_owned() } else { operand(name) }
+/// Returns the key of an event's user or account. An event has its tenant apart.
+fn user_key(event: &Value, name: &str, scope: UserScope) -> Value {
+    scope.write(event.get("tenant").and_then(Value::as_str), name).into()
 }
 
 /// Returns whether a time in milliseconds is still to come.

@@ -19,7 +19,7 @@ const FILTERS = [
 
 const link = (layer, key, shown = key) => (key === null || key === undefined ? "–" : h("a", { href: subjectLink(layer, key) }, shown));
 /** A refused login names the account that was tried, which is no user who was stopped. */
-const userLink = (event, session) => event.userId && (event.cause === "login" ? link("account", event.userId) : link("user", userKey(event, session), event.userId));
+const userLink = (event, session) => event.userId && link(event.cause === "login" ? "account" : "user", userKey(session, event.tenant, event.userId), event.userId);
 
 const columns = (session) => [
   { name: "time", short: true, cell: (event) => dateTime(event.at) },

@@ -45,8 +45,27 @@ export function until(seconds) {
   return left > 0 ? `in ${duration(left)}` : "over";
 }
 
-/** The user of an event, as operators name it: with its tenant where users belong to tenants. A digest stands for both. */
-export const userKey = (event, session) => (session.usersOfTenants && event.tenant && !event.userId.startsWith("#") ? `${event.tenant}/${event.userId}` : event.userId);
+/** What separates names, or hides in them: as `UserScope::write` encodes it on the server. */
+const SEPARATORS = /[\u0000- %/\u007f]/g;
+const encoded = (name) => name.replace(SEPARATORS, (character) => `%${character.charCodeAt(0).toString(16).toUpperCase().padStart(2, "0")}`);
+
+/** Writes the key of a user, as operators name it: with its tenant where users belong to tenants. Names are those of events. */
+export const userKey = (session, tenant, user) => (session.usersOfTenants ? `${encoded(tenant ?? "")}/${encoded(user)}` : user);
+
+/** Reads the key of a user: its names, as events have them. The tenant is null for a user without one. */
+export function userNames(session, key) {
+  const at = session.usersOfTenants ? key.indexOf("/") : -1;
+  if (at < 0) return { tenant: null, user: key };
+  const [tenant, user] = [key.slice(0, at), key.slice(at + 1)].map((part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      // Not a key: the server says so.
+      return part;
+    }
+  });
+  return { tenant: tenant === "" ? null : tenant, user };
+}
 
 /** The address of a subject's view. */
 export const subjectLink = (layer, key) => `#/subject/${encodeURIComponent(layer)}/${encodeURIComponent(key)}`;

@@ -3,7 +3,7 @@
 import { get, post, put, query, remove } from "./api.js";
 import { meter } from "./chart.js";
 import { announce, askReason, card, h, replace, table } from "./dom.js";
-import { count, dateTime, subjectLink, until } from "./format.js";
+import { count, dateTime, subjectLink, until, userNames } from "./format.js";
 
 const LAYERS = [
   { id: "edge", name: "address", field: "ip" },
@@ -92,8 +92,9 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
 
   /** Events have the tenant of a user beside its name. */
   function historyFilter(field) {
-    const at = session.usersOfTenants && ["user", "account"].includes(layer) ? key.indexOf("/") : -1;
-    return at < 0 ? { [field]: key } : { tenant: key.slice(0, at), userId: key.slice(at + 1) };
+    if (field !== "userId") return { [field]: key };
+    const { tenant, user } = userNames(session, key);
+    return { tenant, userId: user };
   }
 
   async function load() {

@@ -109,6 +109,34 @@ fn a_server_without_tokens_needs_no_session() {
     assert_eq!((answer.status, cookie.as_str()), (200, ""));
 }
 
+/// The subject of a shadow ban was read from its text: a user named `victim,x` led to `victim`, and that of a tenant was not encoded.
+///
+/// Woken by leaving out `is_own`, or the encoding.
+#[test]
+fn a_shadow_ban_leads_to_its_own_subject() {
+    let rule = "[[rule]]\nname = 'r'\nlimit = '1/h'\nladder = 'quiet'\nstrike = 'request'\n[ladders.quiet]\nrungs = ['shadow']\n";
+    let check = |identity: &str, per: &str, tenant: &str, user: &str| {
+        let identity = format!("[identity]\nlog_identifiers = true\n{identity}\n");
+        let policy = Scratch::file(
+            "policy.toml",
+            &format!("{identity}{}", rule.replace("limit", &format!("per = {per}\nlimit"))),
+        );
+        let server = Start { policy: Some(policy.path()), ..Start::default() }.server();
+        let body = json!({"ip": "203.0.113.7", "tenant": tenant, "user": user}).to_string();
+        (0..2).for_each(|_| assert_eq!(server.connect().post("/v1/check", &body).unwrap().status, 200));
+        let bans = send(&server, "GET", "/v1/shadow-bans", &[], "").json();
+        assert_eq!(bans.as_array().map(Vec::len), Some(1), "{bans}");
+        bans[0]["key"].clone()
+    };
+    let scoped = "user_scope = 'tenant'";
+    assert_eq!(check("", "['user']", "acme", "victim,x"), "victim,x");
+    assert_eq!(check("", "['user']", "acme", "victim,user=b"), "victim,user=b");
+    assert_eq!(check("", "['tenant']", "acme,user=victim", "u"), "acme,user=victim");
+    assert_eq!(check("", "['tenant', 'user']", "acme", "u"), Value::Null, "two names together are no user");
+    assert_eq!(check(scoped, "['tenant', 'user']", "a/b", "c%40d,user=e"), "a%2Fb/c%2540d,user=e");
+    assert_eq!(check(scoped, "['tenant']", "acme,user=victim", "u"), "acme,user=victim");
+}
+
 /// Woken by leaving out the content security policy.
 #[test]
 fn the_page_is_served_with_a_strict_policy_and_without_data() {

@@ -7,10 +7,14 @@ use axum::response::Response;
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use threshold_core::Digest;
+use threshold_core::key::is_redacted;
+use threshold_core::policy::{Layer, UserScope};
 use threshold_limiter::ActiveShadowBan;
 
 use super::operator::Reader;
 use super::page_limit;
+use crate::desk::Desk;
 use crate::door::query::Query;
 use crate::door::{ApiError, App, json};
 
@@ -35,22 +39,36 @@ pub(super) struct ListQuery {
     limit: Option<String>,
 }
 
-impl From<ActiveShadowBan> for ShadowBanBody {
-    fn from(ban: ActiveShadowBan) -> Self {
+impl ShadowBanBody {
+    fn new(ban: ActiveShadowBan, desk: &Desk) -> Self {
         let subject = ban.subject.map(String::from);
-        let (layer, key) = subject.as_deref().and_then(place).unzip();
+        let (layer, key) = subject.as_deref().and_then(|subject| place(subject, ban.key, desk)).unzip();
+        let layer = layer.map(Layer::name);
         Self { id: super::hexadecimal(ban.key), layer, key, subject, until: ban.until.secs_ceil() }
     }
 }
 
-/// Returns the layer and the key of a subject. A tenant's user is `TENANT/USER`.
-fn place(subject: &str) -> Option<(&'static str, String)> {
-    let parts: Vec<(&str, &str)> = subject.split(',').filter_map(|part| part.split_once('=')).collect();
-    match parts.as_slice() {
-        [("user", user)] => Some(("user", (*user).to_owned())),
-        [("tenant", tenant)] => Some(("tenant", (*tenant).to_owned())),
-        [("ip", ip)] => Some(("edge", (*ip).to_owned())),
-        [("tenant", tenant), ("user", user)] => Some(("user", format!("{tenant}/{user}"))),
+/// Returns the layer and the key of the subject with this standing.
+///
+/// Its text alone does not say: the name of a user may contain `,` and `=`, and an operator would forgive another one.
+fn place(subject: &str, standing: Digest, desk: &Desk) -> Option<(Layer, String)> {
+    let policy = desk.policy();
+    let (word, rest) = subject.split_once('=')?;
+    let is_scoped = policy.identity().user_scope == UserScope::Tenant;
+    let is_own = |(layer, key): &(Layer, String)| {
+        // Nothing else looks like a digest.
+        let is_digest = key.split('/').any(is_redacted);
+        let is_its = |key: &str| policy.keys_of(*layer, key).standings.contains(&standing);
+        is_digest || desk.named(*layer, key).is_ok_and(|key| is_its(&key))
+    };
+    let users = rest.match_indices(",user=").filter_map(|(at, between)| {
+        let user = rest.get(at.checked_add(between.len())?..)?;
+        Some((Layer::User, UserScope::Tenant.write(rest.get(..at), user).into_owned()))
+    });
+    match word {
+        "ip" => Some((Layer::Edge, rest.to_owned())),
+        "user" if !is_scoped => Some((Layer::User, rest.to_owned())).filter(is_own),
+        "tenant" => users.filter(|_| is_scoped).chain([(Layer::Tenant, rest.to_owned())]).find(is_own),
         _ => None,
     }
 }
@@ -61,6 +79,7 @@ pub(super) async fn list(
     Query(ListQuery { limit }): Query<ListQuery>,
 ) -> Result<Response, ApiError> {
     let limit = page_limit(limit.as_deref())?;
-    let bans: Vec<ShadowBanBody> = app.desk.shadow_bans(limit).into_iter().map(ShadowBanBody::from).collect();
+    let bans = app.desk.shadow_bans(limit).into_iter();
+    let bans: Vec<ShadowBanBody> = bans.map(|ban| ShadowBanBody::new(ban, &app.desk)).collect();
     Ok(json(StatusCode::OK, &bans))
 }
