@@ -17,6 +17,24 @@ for protocol in [2, 3]:
     answers = pipeline.execute()
     assert [answer[0] for answer in answers] == 9 * [0] + 91 * [1], answers
     assert all(0 < answer[3] <= 3600 for answer in answers[9:]), answers
+    # A transaction, as pipelines are by default, charges nothing, and its error says what to do.
+    other = ["CL.THROTTLE", f"transaction{protocol}", 9, 1, 3600]
+    transaction = client.pipeline()
+    for _ in range(3):
+        transaction.execute_command(*other)
+    try:
+        transaction.execute()
+    except redis.ResponseError as error:
+        assert "no transactions" in str(error), error
+    else:
+        raise AssertionError("there are no transactions")
+    try:
+        client.pipeline().watch("key")
+    except redis.ResponseError as error:
+        assert "no transactions" in str(error), error
+    else:
+        raise AssertionError("nothing can be watched")
+    assert client.execute_command(*other) == [0, 10, 9, -1, 3600]
     try:
         client.execute_command("CL.THROTTLE", key, 9, 0, 60)
     except redis.ResponseError as error:

@@ -23,19 +23,24 @@ pub(super) enum Command {
     Auth,
     Client,
     Catalogue,
+    Discard,
     Echo,
+    Exec,
     Hello,
     Info,
+    Multi,
     Ping,
     Quit,
     Reset,
     Select,
+    Unwatch,
+    Watch,
 }
 
 const NO_KEYS: [i64; 3] = [0, 0, 0];
 
 /// All commands. The one that decides is found first.
-static COMMANDS: [Entry; 11] = [
+static COMMANDS: [Entry; 16] = [
     Entry {
         command: Command::Throttle,
         name: "cl.throttle",
@@ -74,6 +79,15 @@ static COMMANDS: [Entry; 11] = [
         summary: "Lists the commands: COUNT, DOCS, INFO, LIST.",
     },
     Entry {
+        command: Command::Discard,
+        name: "discard",
+        arity: 1,
+        flags: &["noscript", "loading", "stale", "fast", "allow_busy"],
+        keys: NO_KEYS,
+        group: "transactions",
+        summary: "Ends what MULTI has begun.",
+    },
+    Entry {
         command: Command::Echo,
         name: "echo",
         arity: 2,
@@ -81,6 +95,15 @@ static COMMANDS: [Entry; 11] = [
         keys: NO_KEYS,
         group: "connection",
         summary: "Returns its argument.",
+    },
+    Entry {
+        command: Command::Exec,
+        name: "exec",
+        arity: 1,
+        flags: &["noscript", "loading", "stale", "skip_slowlog"],
+        keys: NO_KEYS,
+        group: "transactions",
+        summary: "Ends what MULTI has begun with an error: there are no transactions.",
     },
     Entry {
         command: Command::Hello,
@@ -99,6 +122,15 @@ static COMMANDS: [Entry; 11] = [
         keys: NO_KEYS,
         group: "server",
         summary: "Describes the server.",
+    },
+    Entry {
+        command: Command::Multi,
+        name: "multi",
+        arity: 1,
+        flags: &["noscript", "loading", "stale", "fast", "allow_busy"],
+        keys: NO_KEYS,
+        group: "transactions",
+        summary: "Begins commands that are refused until EXEC or DISCARD: there are no transactions.",
     },
     Entry {
         command: Command::Ping,
@@ -135,6 +167,24 @@ static COMMANDS: [Entry; 11] = [
         keys: NO_KEYS,
         group: "connection",
         summary: "Accepts the database 0, the only one.",
+    },
+    Entry {
+        command: Command::Unwatch,
+        name: "unwatch",
+        arity: 1,
+        flags: &["noscript", "loading", "stale", "fast", "allow_busy"],
+        keys: NO_KEYS,
+        group: "transactions",
+        summary: "Does nothing: there are no transactions.",
+    },
+    Entry {
+        command: Command::Watch,
+        name: "watch",
+        arity: -2,
+        flags: &["noscript", "loading", "stale", "fast", "allow_busy"],
+        keys: [1, -1, 1],
+        group: "transactions",
+        summary: "Is an error: there are no transactions.",
     },
 ];
 

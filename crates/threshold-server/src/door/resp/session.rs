@@ -28,6 +28,9 @@ const INFO: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     "\r\n\r\n# Replication\r\nrole:master\r\n"
 );
+/// To each command between `MULTI` and `EXEC`, so that `EXEC` fails as after any command that Redis does not queue.
+const DISCARDED: &str = "ERR discarded: this server has no transactions, send commands without MULTI";
+const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 
 /// What becomes of a connection after a command.
@@ -48,14 +51,16 @@ pub(super) struct Session<'a> {
     /// The number of the connection.
     id: i64,
     trust: Trust,
+    /// Whether `MULTI` was called and neither `EXEC` nor `DISCARD` since: commands are refused, and charge nothing.
+    in_transaction: bool,
     name: Box<[u8]>,
     last_limit: LastLimit,
 }
 
 impl<'a> Session<'a> {
     pub(super) fn new(app: &'a App, peer: IpAddr, id: i64) -> Self {
-        let mut session =
-            Self { app, peer, id, trust: Trust::Authenticated, name: Box::default(), last_limit: LastLimit::default() };
+        let (trust, name, last_limit) = (Trust::Authenticated, Box::default(), LastLimit::default());
+        let mut session = Self { app, peer, id, trust, in_transaction: false, name, last_limit };
         session.reset();
         session
     }
@@ -66,6 +71,7 @@ impl<'a> Session<'a> {
 
     fn reset(&mut self) {
         self.name = Box::default();
+        self.in_transaction = false;
         self.trust =
             if self.app.token_guesses.require_from_callers() { Trust::Unauthenticated } else { Trust::Authenticated };
     }
@@ -84,6 +90,13 @@ impl<'a> Session<'a> {
             return Next::Continue;
         }
         match entry.command {
+            Command::Multi | Command::Exec | Command::Discard | Command::Watch => {
+                self.transaction(entry.command, replies);
+            }
+            command if self.in_transaction && !matches!(command, Command::Quit | Command::Reset) => {
+                replies.error(DISCARDED);
+            }
+            Command::Unwatch => replies.simple("OK"),
             Command::Auth | Command::Hello if !replies.bytes.is_empty() => return Next::AfterReplies,
             Command::Throttle => self.throttle(&arguments, replies).await,
             Command::Auth => return self.auth(&arguments, replies).await,
@@ -118,6 +131,26 @@ impl<'a> Session<'a> {
             },
         }
         Next::Continue
+    }
+
+    /// There are no transactions, but where one begins and ends: a client that has sent all of its commands at once, as most do, must
+    /// not be charged for those after a `MULTI` that failed.
+    fn transaction(&mut self, command: Command, replies: &mut Replies) {
+        match (command, self.in_transaction) {
+            (Command::Multi, false) => replies.simple("OK"),
+            (Command::Multi, true) => replies.error("ERR MULTI calls can not be nested"),
+            (Command::Exec, true) => replies.error(ABORTED),
+            (Command::Exec, false) => replies.error("ERR EXEC without MULTI"),
+            (Command::Discard, true) => replies.simple("OK"),
+            (Command::Discard, false) => replies.error("ERR DISCARD without MULTI"),
+            (_, true) => replies.error("ERR WATCH inside MULTI is not allowed"),
+            (_, false) => replies.error("ERR nothing can be watched: this server has no transactions"),
+        }
+        self.in_transaction = match command {
+            Command::Multi => true,
+            Command::Exec | Command::Discard => false,
+            _ => self.in_transaction,
+        };
     }
 
     async fn throttle(&mut self, arguments: &Arguments<'_>, replies: &mut Replies) {

@@ -260,7 +260,7 @@ fn clients_get_the_replies_of_redis() {
             ("CLIENT ID", ":1"),
             ("CLIENT LIST", "-ERR unknown subcommand 'LIST'. Try CLIENT HELP."),
             ("CLIENT ID x", "-ERR wrong number of arguments for 'client|id' command"),
-            ("COMMAND COUNT", ":11"),
+            ("COMMAND COUNT", ":16"),
             ("COMMAND COUNT x", "-ERR wrong number of arguments for 'command|count' command"),
             ("COMMAND LIST x", "-ERR syntax error"),
             ("COMMAND LIST FILTERBY x y", "-ERR syntax error"),
@@ -277,6 +277,50 @@ fn clients_get_the_replies_of_redis() {
                 "COMMAND INFO echo",
                 "*1\r\n*10\r\n$4\r\necho\r\n:2\r\n*3\r\n+loading\r\n+stale\r\n+fast\r\n:0\r\n:0\r\n:0\r\n*0\r\n*0\r\n*0\r\n*0",
             ),
+            ("QUIT", "+OK"),
+            ("PING", "NOTHING"),
+        ],
+    );
+}
+
+/// `MULTI` was an unknown command, and what followed it was charged, although its client was told that all of it had failed.
+///
+/// Woken by: leaving out `in_transaction` in `execute`, or in `reset`.
+#[test]
+fn what_follows_multi_is_refused_and_charges_nothing_until_the_end() {
+    let (door, _) = door_at(Tokens::default());
+    let discarded = "-ERR discarded: this server has no transactions, send commands without MULTI";
+    let aborted = "-EXECABORT Transaction discarded because of previous errors.";
+    let first = five(0, 1, 0, -1, 60);
+    check(
+        &door,
+        &[
+            ("MULTI", "+OK"),
+            ("CL.THROTTLE k 0 1 60", discarded),
+            ("PING", discarded),
+            ("AUTH default x", discarded),
+            ("UNWATCH", discarded),
+            ("SET k v", "-ERR unknown command 'SET', with args beginning with: 'k' 'v' "),
+            ("ECHO", "-ERR wrong number of arguments for 'echo' command"),
+            ("MULTI", "-ERR MULTI calls can not be nested"),
+            ("WATCH k", "-ERR WATCH inside MULTI is not allowed"),
+            ("EXEC", aborted),
+            ("CL.THROTTLE k 0 1 60", &first),
+            ("EXEC", "-ERR EXEC without MULTI"),
+            ("DISCARD", "-ERR DISCARD without MULTI"),
+            ("multi", "+OK"),
+            ("CL.THROTTLE discard 0 1 60", discarded),
+            ("DISCARD", "+OK"),
+            ("CL.THROTTLE discard 0 1 60", &first),
+            ("MULTI", "+OK"),
+            ("CL.THROTTLE reset 0 1 60", discarded),
+            ("RESET", "+RESET"),
+            ("CL.THROTTLE reset 0 1 60", &first),
+            ("WATCH k", "-ERR nothing can be watched: this server has no transactions"),
+            ("UNWATCH", "+OK"),
+            ("MULTI now", "-ERR wrong number of arguments for 'multi' command"),
+            ("PING", "+PONG"),
+            ("MULTI", "+OK"),
             ("QUIT", "+OK"),
             ("PING", "NOTHING"),
         ],
