@@ -201,6 +201,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.observers.iter().for_each(|observer| observer.return_lost());
     }
 
+    /// Notifies observers of a request that a host denies without a decision, because no plan can hold it.
+    pub fn refuse(&self, policy: &Policy, reason: &str, trace: TraceId) {
+        self.tell_refusal(Refused { at: self.time(), ip: None, status: 429, reason, trace }, policy);
+    }
+
     /// Notifies observers of a request that was refused without a decision.
     pub(crate) fn tell_refusal(&self, refused: Refused<'_>, policy: &Policy) {
         for observer in &self.observers {

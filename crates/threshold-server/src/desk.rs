@@ -317,6 +317,11 @@ impl Desk {
         Ok(joint)
     }
 
+    /// Counts and logs a request that is denied without a decision, because no plan can hold it.
+    pub(crate) fn refuse(&self, policy: &Policy, reason: &str, trace: TraceId) {
+        self.limiter.refuse(policy, reason, trace);
+    }
+
     /// Gives back the cost of a request without a receipt, on a store that may take at most this long for each limit.
     pub(crate) async fn credit(
         &self,

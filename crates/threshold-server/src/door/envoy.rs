@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 use threshold_core::plan::{MAX_CHARGES, Verb};
-use threshold_core::policy::EnvoyDomain;
-use threshold_core::{Facts, Span};
-use threshold_limiter::limiter::{CreditError, JointError, JointRequest};
+use threshold_core::policy::{EnvoyDomain, Policy};
+use threshold_core::{Facts, Span, TraceId};
+use threshold_limiter::limiter::{CreditError, JointDecision, JointError, JointRequest};
 
 use super::App;
 use super::grpc::proto::{Code, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse, Unit};
@@ -23,6 +23,9 @@ const MARGIN: Duration = Duration::from_millis(5);
 /// The most entries of a descriptor. Envoy has one for each action that its operator has configured.
 const MAX_ENTRIES: usize = 64;
 
+/// The most descriptors that are recorded in one call, one after the other. Envoy has one for each that its operator has configured.
+const MAX_RECORDED: usize = 256;
+
 /// Decides the descriptors of a request together: all of them are charged, or none is.
 pub(super) async fn should_rate_limit(
     app: &App,
@@ -31,13 +34,16 @@ pub(super) async fn should_rate_limit(
 ) -> Result<RateLimitResponse, GrpcError> {
     let policy = app.desk.policy();
     let envoy = policy.envoy();
-    check_size(asked)?;
+    check_form(asked)?;
     let domain = envoy.domain(&asked.domain);
+    // One decision has one id, whatever the number of descriptors.
+    let trace = new_trace();
+    if let Some(reason) = excess(asked, domain.verb) {
+        return Ok(over_limit(app, asked, trace, &reason));
+    }
     let texts: Vec<EntryTexts<'_>> = asked.descriptors.iter().map(EntryTexts::new).collect();
     let described: Vec<Described<'_>> = texts.iter().map(|texts| Described::new(texts, &asked.domain, envoy)).collect();
     let pairs: Vec<Vec<(&str, &str)>> = described.iter().map(Described::pairs).collect();
-    // One decision has one id, whatever the number of descriptors.
-    let trace = new_trace();
     let mut requests = Vec::with_capacity(described.len());
     let mut credits = Vec::new();
     for (index, (descriptor, (described, pairs))) in
@@ -50,7 +56,7 @@ pub(super) async fn should_rate_limit(
             continue;
         }
         let hits = hits(asked, descriptor);
-        let rate = descriptor.limit.filter(|_| domain.overrides).map(|limit| rate(limit, index)).transpose()?;
+        let rate = descriptor.limit.filter(|_| domain.overrides).and_then(|limit| rate(app, asked, limit, index));
         let facts = Facts { facts: pairs, cost: Some(hits), trace, ..described.facts };
         let mut request = JointRequest { facts, skips_missing: true, rate };
         if descriptor.is_negative_hits && hits > 0 {
@@ -62,24 +68,13 @@ pub(super) async fn should_rate_limit(
         requests.push(request);
     }
     let deadline = store_deadline(metadata.get("grpc-timeout"), app.bounds.envoy_deadline);
-    let decided = app.desk.decide_jointly(&policy, domain.verb, &requests, deadline).await;
-    let decided = match decided {
-        Ok(decided) => decided,
-        // A client chooses how many of its optional headers Envoy asks about, and Envoy lets through what is an error.
-        Err(JointError::TooManyRules) if domain.verb != Verb::Record => {
-            if let Some(left_out) = app.refused.sample(app.desk.now()) {
-                tracing::warn!(domain = asked.domain, limits = MAX_CHARGES, trace_id = %trace, left_out, "request over its limits: its descriptors meet more than one request is charged");
-            }
-            return Ok(response::too_many(&policy, requests.len(), trace));
-        }
-        Err(error) => return Err(refusal(&error)),
+    let Some(decided) = decide(app, (&policy, asked), domain.verb, &mut requests, deadline).await else {
+        let reason = format!("the descriptors meet more than {MAX_CHARGES} limits");
+        return Ok(match domain.verb {
+            Verb::Record => record_each(app, (&policy, asked), &requests, deadline).await,
+            _ => over_limit(app, asked, trace, &reason),
+        });
     };
-    if let Some((descriptor, reason)) = decided.unplanned.first()
-        && let Some(left_out) = app.refused.sample(app.desk.now())
-    {
-        let trace_id = decided.decision.trace;
-        tracing::warn!(descriptor, %reason, domain = asked.domain, %trace_id, left_out, "descriptor over its limit: it cannot be counted");
-    }
     let response = response::response(&policy, &requests, &decided, domain.verb == Verb::Record);
     if response.overall_code() == Code::Ok {
         for request in &credits {
@@ -92,31 +87,100 @@ pub(super) async fn should_rate_limit(
     Ok(response)
 }
 
-fn check_size(asked: &RateLimitRequest) -> Result<(), GrpcError> {
+/// Denies a call whose message is too large to be read.
+pub(super) fn too_large(app: &App, reason: &str) -> RateLimitResponse {
+    over_limit(app, &RateLimitRequest::default(), new_trace(), reason)
+}
+
+/// Denies what no plan can hold. It is no error, because a client chooses how many of its optional headers Envoy asks about and
+/// how long they are, and Envoy lets through what is an error.
+fn over_limit(app: &App, asked: &RateLimitRequest, trace: TraceId, reason: &str) -> RateLimitResponse {
+    let policy = app.desk.policy();
+    app.desk.refuse(&policy, &format!("domain \"{}\": {reason}", asked.domain), trace);
+    response::too_many(&policy, asked.descriptors.len(), trace)
+}
+
+/// Decides together, with the limits of rules in place of those of descriptors that a rule cannot have. Returns `None` if they meet
+/// more limits than one plan holds.
+async fn decide(
+    app: &App,
+    (policy, asked): (&Policy, &RateLimitRequest),
+    verb: Verb,
+    requests: &mut [JointRequest<'_>],
+    deadline: Duration,
+) -> Option<Box<JointDecision>> {
+    loop {
+        match app.desk.decide_jointly(policy, verb, requests, deadline).await {
+            Ok(decided) => {
+                tell_uncounted(app, asked, &decided);
+                return Some(decided);
+            }
+            // Each turn leaves one of them out.
+            Err(JointError::Rate { request, rule, reason }) => {
+                ignore_rate(app, asked, request, &format!("rule \"{rule}\" cannot have it: {reason}"));
+                requests.get_mut(request)?.rate = None;
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Records descriptors one after the other that one plan does not hold together: what has happened is charged, and never denied.
+async fn record_each(
+    app: &App,
+    (policy, asked): (&Policy, &RateLimitRequest),
+    requests: &[JointRequest<'_>],
+    deadline: Duration,
+) -> RateLimitResponse {
+    let mut response = RateLimitResponse { overall_code: Code::Ok.into(), ..RateLimitResponse::default() };
+    for request in requests {
+        let mut alone = [*request];
+        let decided = decide(app, (policy, asked), Verb::Record, &mut alone, deadline).await;
+        if decided.is_none() {
+            let reason = format!("a descriptor meets more than {MAX_CHARGES} limits, and is not recorded");
+            app.desk.refuse(policy, &reason, request.facts.trace);
+        }
+        let decided = decided.unwrap_or_default();
+        response.statuses.append(&mut response::response(policy, &alone, &decided, true).statuses);
+    }
+    response
+}
+
+/// Logs a descriptor that cannot be counted.
+fn tell_uncounted(app: &App, asked: &RateLimitRequest, decided: &JointDecision) {
+    if let Some((descriptor, reason)) = decided.unplanned.first()
+        && let Some(left_out) = app.refused.sample(app.desk.now())
+    {
+        let trace_id = decided.decision.trace;
+        tracing::warn!(descriptor, %reason, domain = asked.domain, %trace_id, left_out, "descriptor over its limit: it cannot be counted");
+    }
+}
+
+/// Checks what only a configuration of Envoy can cause.
+fn check_form(asked: &RateLimitRequest) -> Result<(), GrpcError> {
     if asked.domain.is_empty() {
         return Err(GrpcError::invalid("domain: a request names its domain"));
     }
-    match asked.descriptors.len() {
-        0 => return Err(GrpcError::invalid("descriptors: a request has at least one")),
-        1..=MAX_CHARGES => {}
-        more => {
-            let message = format!("descriptors: a request has at most {MAX_CHARGES}, this one has {more}");
-            return Err(GrpcError::invalid(message));
-        }
+    if asked.descriptors.is_empty() {
+        return Err(GrpcError::invalid("descriptors: a request has at least one"));
     }
     for (index, descriptor) in asked.descriptors.iter().enumerate() {
-        if descriptor.entries.len() > MAX_ENTRIES {
-            let message = format!(
-                "descriptors[{index}]: a descriptor has at most {MAX_ENTRIES} entries, this one has {}",
-                descriptor.entries.len()
-            );
-            return Err(GrpcError::invalid(message));
-        }
         if let Some(entry) = descriptor.entries.iter().position(|entry| entry.key.is_empty()) {
             return Err(GrpcError::invalid(format!("descriptors[{index}].entries[{entry}]: an entry has a key")));
         }
     }
     Ok(())
+}
+
+/// Returns of what a request has more than its bound.
+fn excess(asked: &RateLimitRequest, verb: Verb) -> Option<String> {
+    let (most, descriptors) = (if verb == Verb::Record { MAX_RECORDED } else { MAX_CHARGES }, asked.descriptors.len());
+    if descriptors > most {
+        return Some(format!("a request has at most {most} descriptors, this one has {descriptors}"));
+    }
+    let entries = asked.descriptors.iter().map(|descriptor| descriptor.entries.len()).max()?;
+    (entries > MAX_ENTRIES)
+        .then(|| format!("a descriptor has at most {MAX_ENTRIES} entries, one of these has {entries}"))
 }
 
 /// Returns the hits of a descriptor: its own, 0 of which only look, else those of the request.
@@ -137,22 +201,24 @@ fn check_negative(index: usize, domain: EnvoyDomain) -> Result<(), GrpcError> {
 
 /// Returns the amount and the period of a limit that a descriptor brings.
 fn rate(
+    app: &App,
+    asked: &RateLimitRequest,
     RateLimitOverride { requests_per_unit, unit }: RateLimitOverride,
     index: usize,
-) -> Result<(u64, Span), GrpcError> {
+) -> Option<(u64, Span)> {
     let unit = Unit::try_from(unit).unwrap_or(Unit::Unknown);
     let period = response::UNITS.iter().find(|(own, _)| *own == unit).map(|(_, seconds)| Span::from_secs(*seconds));
-    let message = || format!("descriptors[{index}].limit: the unit is unknown");
-    Ok((u64::from(requests_per_unit), period.ok_or_else(|| GrpcError::invalid(message()))?))
+    if period.is_none() {
+        ignore_rate(app, asked, index, "its unit is unknown");
+    }
+    Some((u64::from(requests_per_unit), period?))
 }
 
-fn refusal(error: &JointError) -> GrpcError {
-    match error {
-        JointError::TooManyRules => GrpcError::invalid(format!(
-            "descriptors: they meet more than {MAX_CHARGES} limits together, which is the most that one request is charged"
-        )),
-        JointError::Rate { request, .. } => GrpcError::invalid(format!("descriptors[{request}].limit: {error}")),
-        other => GrpcError::invalid(other.to_string()),
+/// Logs that the limit of a descriptor does not count, but those of its rules. An error would be let through by Envoy, which may take
+/// such limits from what a client sends.
+fn ignore_rate(app: &App, asked: &RateLimitRequest, descriptor: usize, reason: &str) {
+    if let Some(left_out) = app.refused.sample(app.desk.now()) {
+        tracing::warn!(descriptor, reason, domain = asked.domain, left_out, "limit of a descriptor ignored");
     }
 }
 

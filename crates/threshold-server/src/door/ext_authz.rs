@@ -41,19 +41,19 @@ pub(super) async fn check(app: &App, proxy: SocketAddr, asked: CheckRequest) -> 
     });
     let request = match request(http) {
         Ok(request) => request,
-        // A denial, and not an error of the call, which Envoy may let through: the client has caused it.
-        Err(reason) => {
-            if let Some(left_out) = app.refused.sample(app.desk.now()) {
-                tracing::warn!(reason, left_out, "request of Envoy's client refused");
-            }
-            return Ok(
-                answer(ApiError::bad(reason, "Envoy's client sent what cannot be decided").into_response()).await
-            );
-        }
+        Err(reason) => return Ok(refuse(app, reason).await),
     };
     let mut gate = app.forward_auth.envoy_gate();
     let Ok(response) = gate.call_through(proxy, peer.unwrap_or(proxy), request).await;
     Ok(answer(response.map(Body::new)).await)
+}
+
+/// Denies a request whose client has sent what cannot be decided. It is no error of the call, which Envoy may let through.
+pub(super) async fn refuse(app: &App, reason: &'static str) -> CheckResponse {
+    if let Some(left_out) = app.refused.sample(app.desk.now()) {
+        tracing::warn!(reason, left_out, "request of Envoy's client refused");
+    }
+    answer(ApiError::bad(reason, "Envoy's client sent what cannot be decided").into_response()).await
 }
 
 /// Rebuilds the client's request. Envoy tells the path as the client has spelled it.

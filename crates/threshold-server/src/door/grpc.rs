@@ -26,7 +26,8 @@ pub(crate) use wire::GrpcCode;
 pub(super) use wire::GrpcError;
 
 /// The largest message, as in other servers of gRPC: 16 descriptors may have the largest headers that Envoy accepts each, 60 KiB by
-/// default, and external authorization may have a body. Envoy may let a request through whose message is too large.
+/// default, and external authorization may have a body. A larger one is denied: a client chooses how long its headers are, and Envoy
+/// may let through what is an error.
 const MAX_MESSAGE: usize = 4 << 20;
 
 const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -75,13 +76,23 @@ async fn call(app: &Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> R
     match parts.uri.path() {
         RATE_LIMIT => {
             authorize(app, peer, &parts.headers).await?;
-            let asked = wire::read(body, MAX_MESSAGE).await?;
-            answered(&envoy::should_rate_limit(app, &parts.headers, &asked).await?)
+            match wire::read(body, MAX_MESSAGE).await {
+                Ok(asked) => answered(&envoy::should_rate_limit(app, &parts.headers, &asked).await?),
+                Err(error) if error.code == GrpcCode::ResourceExhausted => {
+                    answered(&envoy::too_large(app, &error.message))
+                }
+                Err(error) => Err(error),
+            }
         }
         AUTHORIZATION_CHECK => {
             authorize(app, peer, &parts.headers).await?;
-            let asked = wire::read(body, MAX_MESSAGE).await?;
-            answered(&ext_authz::check(app, peer, asked).await?)
+            match wire::read(body, MAX_MESSAGE).await {
+                Ok(asked) => answered(&ext_authz::check(app, peer, asked).await?),
+                Err(error) if error.code == GrpcCode::ResourceExhausted => {
+                    answered(&ext_authz::refuse(app, "size").await)
+                }
+                Err(error) => Err(error),
+            }
         }
         // Health checks need no token, as over HTTP.
         HEALTH => answered(&health(app, &wire::read(body, MAX_HEALTH_MESSAGE).await?)?),

@@ -28,6 +28,9 @@ user = "header:x-user"
 [envoy.domains.done]
 verb = "record"
 
+[envoy.domains.optional-done]
+verb = "record"
+
 [ladders.hidden]
 rungs = ["deny + shadow"]
 
@@ -36,6 +39,12 @@ name = "address"
 match = { fact.domain = "edge" }
 per = ["ip"]
 limit = "5/h"
+
+[[rule]]
+name = "optional"
+match = { fact.domain = ["optional", "optional-done"] }
+per = ["ip"]
+limit = "1000000/h"
 
 [[rule]]
 name = "user"
@@ -161,6 +170,11 @@ impl Front {
         }
     }
 
+    /// Waits for a line of the server's log that contains this text.
+    pub(crate) fn log(&self, text: &str) -> String {
+        self.threshold.borrow().as_ref().unwrap().0.wait_for_log(text)
+    }
+
     /// Ends the penalties of a user.
     pub(crate) fn forgive(&self, user: &str) {
         let mut client = Client::new(TcpStream::connect(self.http).unwrap());
@@ -230,7 +244,9 @@ fn start_envoy(folder: &Path, config: &str, listeners: usize) -> (Child, HashMap
     (child, statuses.map(port).collect())
 }
 
-const LISTENERS: usize = 8;
+const LISTENERS: usize = 10;
+/// How many optional headers the listener `optional` asks about.
+pub(crate) const OPTIONAL: usize = 20;
 
 fn config(grpc: SocketAddr, http: SocketAddr, origin: SocketAddr) -> Value {
     let user = json!([{"request_headers": {"header_name": "x-user", "descriptor_key": "x-user"}}]);
@@ -243,6 +259,8 @@ fn config(grpc: SocketAddr, http: SocketAddr, origin: SocketAddr) -> Value {
     let at_end = json!([{"actions": [{"generic_key": {"descriptor_key": "done", "descriptor_value": "d"}}],
         "hits_addend": {"number": 100}, "apply_on_stream_done": true}]);
     let looked_at = json!([{"actions": [{"generic_key": {"descriptor_key": "done", "descriptor_value": "d"}}]}]);
+    // As `failure_mode_deny` is by default: an error of the service lets a request through.
+    let optional = optional(false);
     json!({
         "admin": {"address": socket(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))},
         "static_resources": {
@@ -250,6 +268,8 @@ fn config(grpc: SocketAddr, http: SocketAddr, origin: SocketAddr) -> Value {
                 listener("limited", &[rate_limit("edge", &limits, true)]),
                 listener("done", &[rate_limit("looks", &looked_at, true), rate_limit("done", &at_end, true)]),
                 listener("open", &[rate_limit("edge", &limits, false)]),
+                listener("optional", &[rate_limit("optional", &optional, false)]),
+                listener("optional-done", &[rate_limit("optional-done", &self::optional(true), false)]),
                 listener("shadow", &[rate_limit("shadow", &json!([{"actions": user}]), true), fault()]),
                 listener("authz", &[authz(false)]),
                 listener("open-authz", &[authz(true)]),
@@ -259,6 +279,20 @@ fn config(grpc: SocketAddr, http: SocketAddr, origin: SocketAddr) -> Value {
             "clusters": [cluster("threshold", grpc, true), cluster("threshold-http", http, false), cluster("origin", origin, false)],
         },
     })
+}
+
+/// Asks about the address, and about headers that a client may send or leave out; also when a stream is done.
+fn optional(is_done: bool) -> Value {
+    let headers = (0..OPTIONAL).map(|n| format!("x-optional-{n}"));
+    let mut limits: Vec<Value> = headers
+        .map(|name| json!({"actions": [{"request_headers": {"header_name": name, "descriptor_key": name}}]}))
+        .chain([json!({"actions": [{"remote_address": {}}]})])
+        .collect();
+    for limit in limits.iter_mut().filter(|_| is_done) {
+        limit["apply_on_stream_done"] = true.into();
+        limit["hits_addend"] = json!({"number": 1_000_000});
+    }
+    limits.into()
 }
 
 fn socket(address: SocketAddr) -> Value {
@@ -281,6 +315,7 @@ fn listener(name: &str, filters: &[Value]) -> Value {
     let manager = json!({
         "stat_prefix": name,
         "use_remote_address": true,
+        "max_request_headers_kb": 8192,
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
         "http_filters": filters,
     });

@@ -23,7 +23,7 @@ mod process;
 use std::time::{Duration, Instant};
 
 use client::Answer;
-use front::Front;
+use front::{Front, OPTIONAL};
 use process::PATIENCE;
 
 /// Calls of one client, until one is not answered with 200. Returns how many were, and the last answer.
@@ -68,6 +68,50 @@ fn a_descriptor_has_its_own_cost() {
     // A cost that never fits is denied as well, and charges nothing.
     assert_eq!(front.get("limited", "/", &[("x-cost", "101")]).status, 429);
     assert_eq!(front.get("limited", "/", &[("x-cost", "20")]).status, 200);
+}
+
+/// Twenty optional headers were an error, which Envoy lets through unless it is told otherwise. Their client had no limit.
+///
+/// Woken by: an error in `excess` or `too_large` in place of a denial, and by charging such a request.
+#[test]
+fn a_client_that_sends_every_optional_header_or_a_huge_one_is_denied() {
+    let front = Front::start();
+    let names: Vec<String> = (0..OPTIONAL).map(|n| format!("x-optional-{n}")).collect();
+    let all: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "v")).collect();
+    let huge = "v".repeat(5 << 20);
+    for fields in [&all[..], &[("x-optional-0", &huge)]] {
+        for _ in 0..8 {
+            let answer = front.get("optional", "/", fields);
+            assert_eq!((answer.status, &answer.json()["error"]), (429, &"rate_limited".into()), "{answer:?}");
+            assert!(answer.header("x-trace-id").is_some(), "{answer:?}");
+        }
+    }
+    assert_eq!(front.origin.seen(), 0);
+    let said = front.log("request refused undecided");
+    assert!(said.contains("a request has at most 16 descriptors, this one has 21"), "{said}");
+    // External authorization is asked about the same headers, and denies as well.
+    assert_eq!(front.get("open-authz", "/", &[("x-other", &huge)]).status, 400);
+    // Nothing was charged, and fifteen of them are decided.
+    let answer = front.get("optional", "/", &all[..15]);
+    let figures = answer.header("ratelimit").unwrap();
+    assert!(answer.status == 200 && figures.contains("\"optional\";r=999999;"), "{answer:?}");
+}
+
+/// What has happened is never denied, so its error charged nothing: a client that sent every optional header was never counted.
+///
+/// Woken by: leaving out `record_each`.
+#[test]
+fn a_stream_with_every_optional_header_is_recorded() {
+    let front = Front::start();
+    let names: Vec<String> = (0..OPTIONAL).map(|n| format!("x-optional-{n}")).collect();
+    let all: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "v")).collect();
+    // It is as much as the limit. Envoy reports it at the end, and does not wait for the answer.
+    assert_eq!(front.get("optional-done", "/", &all).status, 200);
+    let begun = Instant::now();
+    while front.get("optional", "/", &[]).status == 200 {
+        assert!(begun.elapsed() < PATIENCE, "nothing is recorded");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

@@ -225,15 +225,13 @@ fn no_bytes_of_a_client_avoid_a_limit() {
         assert_eq!(seen, [Code::Ok, Code::Ok, Code::OverLimit], "{key} {values:?}");
     }
     assert_eq!(codes(&envoy.ask(entry("remote_address", b"203.0.113.9"))).0, Code::OverLimit);
-    // A repeated key has a bound, and an error is seen by operators.
+    // A repeated key has a bound.
     let many = RateLimitDescriptor {
         entries: vec![Entry { key: "a".to_owned(), value: vec![b'b'] }; 65],
         ..RateLimitDescriptor::default()
     };
-    assert!(envoy.ask_in("edge", vec![many]).unwrap_err().1.contains("at most 64 entries, this one has 65"));
-    assert!(envoy.server.wait_for_log("gRPC call refused").contains("invalid_argument"));
-    let metrics = envoy.server.connect().send("GET", "/metrics", &[], "").unwrap().body;
-    assert!(metrics.contains("threshold_grpc_errors_total{code=\"invalid_argument\"} 1"), "{metrics}");
+    assert_eq!(codes(&envoy.ask(vec![many])), (Code::OverLimit, vec![(Code::OverLimit, 0)]));
+    assert!(envoy.server.wait_for_log("refused undecided").contains("at most 64 entries, one of these has 65"));
 }
 
 /// Woken by: leaving out each of the checks.
@@ -249,16 +247,42 @@ fn what_cannot_be_decided_is_an_error_that_says_what_and_where() {
     refused("", vec![address()], "domain");
     refused("edge", vec![], "at least one");
     refused("edge", vec![descriptor(&[("a", "b"), ("", "c")])], "descriptors[0].entries[1]");
-    let many: Vec<_> = (0..17).map(|n| descriptor(&[("other", &n.to_string())])).collect();
-    refused("edge", many, "at most 16, this one has 17");
     let negative = RateLimitDescriptor { is_negative_hits: true, ..address() };
     refused("edge", vec![negative], "negative_hits = true");
-    let limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 0 });
-    refused("own", vec![RateLimitDescriptor { limit, ..address() }], "descriptors[0].limit");
-    let huge = Some(RateLimitOverride { requests_per_unit: u32::MAX, unit: Unit::Hour.into() });
-    refused("own", vec![RateLimitDescriptor { limit: huge, ..address() }], "rule \"address\"");
-    // Nothing of it was charged.
+    // Nothing of it was charged, and operators see it.
     assert_eq!(codes(&envoy.ask(vec![address()])), (Code::Ok, vec![(Code::Ok, 4)]));
+    assert!(envoy.server.wait_for_log("gRPC call refused").contains("invalid_argument"));
+    let metrics = envoy.server.connect().send("GET", "/metrics", &[], "").unwrap().body;
+    assert!(metrics.contains("threshold_grpc_errors_total{code=\"invalid_argument\"} 4"), "{metrics}");
+}
+
+/// A client chooses how many of its optional headers Envoy asks about and how long they are, and Envoy lets through what is an error.
+///
+/// Woken by: an error in `excess` or `too_large` in place of a denial, and by charging such a request.
+#[test]
+fn more_descriptors_or_bytes_than_one_request_may_have_are_a_denial() {
+    let mut envoy = Envoy::start(POLICY);
+    let address = || descriptor(&[("remote_address", "192.0.2.1")]);
+    let many = |count: usize| vec![address(); count];
+    assert_eq!(codes(&envoy.ask(many(17))), (Code::OverLimit, vec![(Code::OverLimit, 0); 17]));
+    let said = envoy.server.wait_for_log("refused undecided");
+    assert!(said.contains("edge") && said.contains("at most 16 descriptors, this one has 17"), "{said}");
+    let huge = descriptor(&[("other", &"v".repeat(4 << 20))]);
+    let answer = envoy.ask(vec![address(), huge]);
+    assert_eq!((codes(&answer), answer.raw_body.is_empty()), ((Code::OverLimit, vec![]), false));
+    assert!(envoy.server.wait_for_log("refused undecided").contains("at most 4194304 bytes"));
+    let metrics = envoy.server.connect().send("GET", "/metrics", &[], "").unwrap().body;
+    assert!(metrics.contains("threshold_refused_total 2"), "{metrics}");
+    // Nothing of it was charged. Sixteen are decided.
+    assert_eq!(codes(&envoy.ask(vec![address()])), (Code::Ok, vec![(Code::Ok, 4)]));
+    let answer = envoy.ask([many(1), vec![descriptor(&[("other", "o")]); 15]].concat());
+    assert_eq!((answer.overall_code(), answer.statuses.len()), (Code::Ok, 16));
+    // What has happened is recorded, one after the other.
+    let answer = envoy.ask_in("done", [vec![descriptor(&[("other", "o")]); 16], many(1)].concat()).unwrap();
+    assert_eq!((answer.overall_code(), answer.statuses.len()), (Code::Ok, 17));
+    assert_eq!(codes(&envoy.ask(vec![address()])), (Code::Ok, vec![(Code::Ok, 1)]));
+    assert_eq!(envoy.ask_in("done", many(257)).unwrap().overall_code(), Code::OverLimit);
+    assert_eq!(codes(&envoy.ask(vec![address()])), (Code::Ok, vec![(Code::Ok, 0)]));
 }
 
 /// Woken by: leaving out `verb`, or deciding what is recorded.
@@ -292,6 +316,15 @@ fn a_limit_of_a_descriptor_counts_only_where_the_policy_allows_it() {
     assert_eq!(codes(&envoy.ask(vec![with(1, 10, "192.0.2.2")])), (Code::Ok, vec![(Code::Ok, 4)]));
     // Nothing fits a limit of 0.
     assert_eq!(codes(&envoy.ask_in("own", vec![with(1, 0, "192.0.2.3")]).unwrap()).0, Code::OverLimit);
+    // A limit that the rule cannot have leaves it with its own: Envoy may take it from what a client sends.
+    let no_unit = RateLimitDescriptor {
+        limit: Some(RateLimitOverride { requests_per_unit: 9, unit: 0 }),
+        ..costing(1, &[("remote_address", "192.0.2.4")])
+    };
+    let answer = envoy.ask_in("own", vec![no_unit, with(1, u32::MAX, "192.0.2.5"), with(1, 8, "192.0.2.6")]).unwrap();
+    assert_eq!(codes(&answer), (Code::Ok, vec![(Code::Ok, 4), (Code::Ok, 4), (Code::Ok, 7)]));
+    assert!(envoy.server.wait_for_log("limit of a descriptor ignored").contains("its unit is unknown"));
+    assert!(envoy.server.wait_for_log("limit of a descriptor ignored").contains("rule \\\"address\\\" cannot have it"));
 }
 
 /// Woken by: `check_negative` that always succeeds, `Command::Credit` that gives back nothing, or too much.
@@ -394,7 +427,6 @@ fn what_is_no_grpc_is_refused_and_the_connection_goes_on() {
         (vec![0, 0, 0, 0, 9, 1], 3),
         (vec![0, 0, 0, 0, 1, 1, 1], 3),
         (vec![0, 0, 0, 0, 2, 0x0a, 0xff], 3),
-        (vec![0; 4200 << 10], 8),
     ] {
         assert_eq!(envoy.client.call_bytes(RATE_LIMIT, body).unwrap_err().0, code);
     }
@@ -506,5 +538,5 @@ fn more_limits_than_one_request_is_charged_are_a_denial() {
         (answer.overall_code(), answer.statuses.iter().all(|status| status.code() == answer.overall_code()))
     };
     assert_eq!((ask(8), ask(9)), ((Code::Ok, true), (Code::OverLimit, true)));
-    assert!(envoy.server.wait_for_log("meet more than").contains("limits=16"));
+    assert!(envoy.server.wait_for_log("refused undecided").contains("meet more than 16 limits"));
 }

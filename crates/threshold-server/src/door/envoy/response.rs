@@ -65,7 +65,7 @@ fn add_decision(
     }
 }
 
-/// Denies a request that meets more limits than one request is charged.
+/// Denies a request that no plan can hold.
 pub(super) fn too_many(policy: &Policy, descriptors: usize, trace: TraceId) -> RateLimitResponse {
     let status = DescriptorStatus { code: code(false), ..DescriptorStatus::default() };
     let mut response = RateLimitResponse {
