@@ -4,7 +4,7 @@ mod admin;
 mod alerts;
 mod answer_memory;
 mod doctor;
-mod envoy;
+pub(crate) mod envoy;
 pub(crate) mod error;
 mod events;
 mod ext_authz;

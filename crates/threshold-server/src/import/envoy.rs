@@ -7,8 +7,8 @@ mod tests;
 mod write;
 
 use crate::source::Source;
-use file::{Domain, Node};
-use select::Selection;
+use file::Domain;
+use select::{Selection, Work};
 
 /// Converts a configuration, a domain in each file, to a policy.
 ///
@@ -25,9 +25,9 @@ pub(super) fn import(sources: &[Source]) -> anyhow::Result<String> {
         }
         domains.push(domain);
     }
-    let mut selections = Vec::new();
+    let (mut selections, mut work) = (Vec::new(), Work::default());
     for (domain, source) in domains.iter().zip(sources) {
-        selections.push(Selection::of(&domain.nodes).map_err(|error| error.of(&source.name))?);
+        selections.push(Selection::of(&domain.nodes, &mut work).map_err(|error| error.of(&source.name))?);
     }
     let imported = domains.iter().zip(sources).zip(&selections);
     let imported = imported.map(|((domain, source), selection)| Imported { file: &source.name, domain, selection });
@@ -64,7 +64,7 @@ impl ImportError {
 }
 
 /// The values of a descriptor's entry that a node matches.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Values {
     /// Only this one.
     One(String),
@@ -95,16 +95,4 @@ fn contains_parts(parts: &[String], value: &str) -> bool {
         rest = rest.and_then(|rest| rest.get(found(rest, part)?..));
     }
     rest.is_some()
-}
-
-/// An entry of a path: the fact of its key, and its values.
-type Entry = (String, Values);
-
-/// The node with a limit, and its path.
-#[derive(Debug, Clone)]
-struct Limited<'n> {
-    path: Vec<Entry>,
-    /// The facts of the path whose values share one counter.
-    shared: Vec<&'n str>,
-    node: &'n Node,
 }

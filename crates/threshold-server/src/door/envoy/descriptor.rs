@@ -10,21 +10,33 @@ use threshold_core::policy::{DescriptorTarget, EnvoySettings};
 use crate::door::grpc::proto::{Entry, RateLimitDescriptor};
 
 /// The name of the fact that has the domain.
-const DOMAIN: &str = "domain";
+pub(crate) const DOMAIN: &str = "domain";
+/// The name of the fact that has the keys of all entries, by which a rule is about descriptors with exactly these.
+pub(crate) const ENTRY_KEYS: &str = "entry_keys";
 /// In place of an empty value of a fact, which a policy would take for none: a client would avoid a rule by it.
 const EMPTY: &str = "(empty)";
 
 /// In place of what is no address.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
+/// Joins the keys of a descriptor's entries, as the fact `entry_keys` has them.
+pub(crate) fn join_keys<'k>(keys: impl IntoIterator<Item = &'k str>) -> String {
+    keys.into_iter().collect::<Vec<_>>().join(", ")
+}
+
 /// The texts of a descriptor's entries.
-pub(super) struct EntryTexts<'r>(Vec<(&'r str, Cow<'r, str>)>);
+pub(super) struct EntryTexts<'r> {
+    entries: Vec<(&'r str, Cow<'r, str>)>,
+    keys: String,
+}
 
 impl<'r> EntryTexts<'r> {
     pub(super) fn new(descriptor: &'r RateLimitDescriptor) -> Self {
         let entries = descriptor.entries.iter();
+        let keys = join_keys(entries.clone().map(|entry| entry.key.as_str()));
         // What is no text is replaced, and what is around it still matches: a client may send any byte.
-        Self(entries.map(|Entry { key, value }| (key.as_str(), String::from_utf8_lossy(value))).collect())
+        let entries = entries.map(|Entry { key, value }| (key.as_str(), String::from_utf8_lossy(value))).collect();
+        Self { entries, keys }
     }
 }
 
@@ -40,10 +52,11 @@ pub(super) struct Described<'r> {
 impl<'r> Described<'r> {
     pub(super) fn new(texts: &'r EntryTexts<'r>, domain: &'r str, settings: &'r EnvoySettings) -> Self {
         let mut described = Self { facts: Facts::default(), own: Vec::new(), repeated: Vec::new() };
-        described.own.reserve(texts.0.len().saturating_add(1));
-        // The domain comes first: no entry may stand in for it.
+        described.own.reserve(texts.entries.len().saturating_add(2));
+        // These come first: no entry may stand in for them.
         described.own.push((Cow::Borrowed(DOMAIN), domain));
-        for (key, value) in &texts.0 {
+        described.own.push((Cow::Borrowed(ENTRY_KEYS), &texts.keys));
+        for (key, value) in &texts.entries {
             described.add(key, value, settings);
         }
         described
@@ -155,7 +168,12 @@ mod tests {
             ("endpoint", endpoint),
         ];
         let named = named.into_iter().filter_map(|(name, value)| Some((name, value?)));
-        let facts: Vec<(&str, &str)> = named.chain(described.pairs()).collect();
+        let keys = entries.iter().map(|(key, _)| *key).collect::<Vec<_>>().join(", ");
+        // In the second place, after the domain.
+        let own = described.pairs();
+        assert_eq!(own.get(1), Some(&(ENTRY_KEYS, keys.as_str())), "{entries:?}");
+        let own = own.into_iter().filter(|(name, _)| *name != ENTRY_KEYS);
+        let facts: Vec<(&str, &str)> = named.chain(own).collect();
         assert_eq!(facts, expect.to_vec(), "{entries:?}");
     }
 
@@ -187,13 +205,20 @@ mod tests {
             ],
         );
         check(
-            &[("generic_key", "a"), ("generic_key", "b"), ("generic_key", "c"), ("domain", "forged")],
+            &[
+                ("generic_key", "a"),
+                ("generic_key", "b"),
+                ("generic_key", "c"),
+                ("domain", "forged"),
+                ("entry_keys", "forged"),
+            ],
             &[
                 ("domain", "edge"),
                 ("generic_key", "a"),
                 ("generic_key_2", "b"),
                 ("generic_key_3", "c"),
                 ("domain_2", "forged"),
+                ("entry_keys_2", "forged"),
             ],
         );
     }

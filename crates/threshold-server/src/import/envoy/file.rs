@@ -1,9 +1,12 @@
 //! Reads the YAML into a tree of descriptors.
 
+use std::collections::{BTreeMap, HashMap};
+
 use serde::Deserialize;
 use serde_saphyr::{Error, Spanned};
 
 use super::{ImportError, Values};
+use crate::door::envoy::{DOMAIN, ENTRY_KEYS};
 
 /// The most values of a file. The largest known ones have some thousands.
 const MAX_NODES: usize = 1_000_000;
@@ -67,13 +70,52 @@ struct ReplacedFile {
 #[derive(Debug)]
 pub(super) struct Domain {
     pub(super) name: String,
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Level,
+}
+
+/// The descriptors below another one, or at the top, by the facts that their keys become.
+pub(super) type Level = BTreeMap<String, Siblings>;
+
+/// The descriptors of one key below another one. Of these, a value of the key selects one: in the order of the fields.
+#[derive(Debug, Default)]
+pub(super) struct Siblings {
+    pub(super) exact: BTreeMap<String, Node>,
+    /// In the order of the file.
+    pub(super) patterns: Vec<Node>,
+    /// The places of the patterns by what they begin with.
+    pub(super) beginnings: BTreeMap<String, Vec<usize>>,
+    pub(super) any: Option<Box<Node>>,
+}
+
+impl Siblings {
+    /// Leaves out what no value selects, and finds what patterns begin with.
+    fn finish(&mut self) {
+        let is_any = |node: &Node| matches!(&node.values, Values::Pattern(parts) if parts.iter().all(String::is_empty));
+        if let Some(place) = self.patterns.iter().position(is_any) {
+            self.patterns.truncate(place.saturating_add(1));
+            self.any = None;
+        }
+        for (place, node) in self.patterns.iter().enumerate() {
+            if let Values::Pattern(parts) = &node.values {
+                let beginning = parts.first().cloned().unwrap_or_default();
+                self.beginnings.entry(beginning).or_default().push(place);
+            }
+        }
+    }
+
+    /// Returns them in the order in which they come before one another.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Node> {
+        self.exact.values().chain(&self.patterns).chain(self.any.as_deref())
+    }
 }
 
 /// A descriptor, with those below it.
 #[derive(Debug)]
 pub(super) struct Node {
+    /// Its place among all descriptors of the file.
+    pub(super) id: usize,
     pub(super) line: u64,
+    pub(super) key: String,
     /// The fact that its key becomes.
     pub(super) fact: String,
     pub(super) values: Values,
@@ -86,7 +128,7 @@ pub(super) struct Node {
     pub(super) is_shadow: bool,
     /// Whether all values of a wildcard share one counter.
     pub(super) is_shared: bool,
-    pub(super) below: Vec<Self>,
+    pub(super) below: Level,
 }
 
 /// The limit of a descriptor.
@@ -115,7 +157,8 @@ pub(super) fn read(text: &str) -> Result<Domain, ImportError> {
         let message = format!("the domain \"{name}\": a pattern of a policy cannot have *, {{ or }} as themselves");
         return Err(ImportError::new(line, message));
     }
-    Ok(Domain { name, nodes: nodes(root.descriptors, &["domain"])? })
+    let mut reader = Reader { above: vec![DOMAIN.to_owned(), ENTRY_KEYS.to_owned()], nodes: 0 };
+    Ok(Domain { name, nodes: reader.level(root.descriptors)? })
 }
 
 /// Describes an error of the YAML in the words of the file, and not in those of types.
@@ -139,23 +182,69 @@ fn describe(error: &Error) -> String {
     }
 }
 
-/// Converts the descriptors below others with these facts.
-fn nodes(files: Option<Vec<DescriptorFile>>, above: &[&str]) -> Result<Vec<Node>, ImportError> {
-    let mut nodes: Vec<Node> = Vec::new();
-    for file in files.unwrap_or_default() {
-        let node = node(file, above)?;
-        let is_same = |other: &&Node| (&other.fact, &other.values) == (&node.fact, &node.values);
-        if let Some(other) = nodes.iter().find(is_same) {
-            let message = format!("the same key and value as in line {}", other.line);
-            return Err(ImportError::new(node.line, message));
-        }
-        nodes.push(node);
-    }
-    Ok(nodes)
+/// Converts descriptors, from the top to the bottom.
+struct Reader {
+    /// The facts of those above, and of the descriptor itself.
+    above: Vec<String>,
+    nodes: usize,
 }
 
-fn node(file: DescriptorFile, above: &[&str]) -> Result<Node, ImportError> {
-    let (line, key) = (file.key.referenced.line(), file.key.value);
+impl Reader {
+    fn level(&mut self, files: Option<Vec<DescriptorFile>>) -> Result<Level, ImportError> {
+        let mut level = Level::new();
+        let mut lines: HashMap<(String, Values), u64> = HashMap::new();
+        for file in files.unwrap_or_default() {
+            let node = self.node(file)?;
+            if let Some(other) = lines.insert((node.fact.clone(), node.values.clone()), node.line) {
+                return Err(ImportError::new(node.line, format!("the same key and value as in line {other}")));
+            }
+            let siblings = level.entry(node.fact.clone()).or_default();
+            match &node.values {
+                Values::One(value) => drop(siblings.exact.insert(value.clone(), node)),
+                Values::Pattern(_) => siblings.patterns.push(node),
+                Values::Any => siblings.any = Some(Box::new(node)),
+            }
+        }
+        level.values_mut().for_each(Siblings::finish);
+        Ok(level)
+    }
+
+    fn node(&mut self, file: DescriptorFile) -> Result<Node, ImportError> {
+        let (line, key) = (file.key.referenced.line(), file.key.value);
+        check_key(line, &key)?;
+        if let Some(quota) = file.quota_mode.filter(|quota| quota.value) {
+            let message = "quota_mode: a request is denied there only if all of its limits in quota_mode deny, and every \
+                           limit of a policy denies by itself";
+            return Err(ImportError::new(quota.referenced.line(), message));
+        }
+        let values = file.value.map_or(Ok(Values::Any), values)?;
+        let shares = file.share_threshold.filter(|shares| shares.value);
+        if let Some(shares) = shares.as_ref().filter(|_| !matches!(values, Values::Pattern(_))) {
+            return Err(ImportError::new(shares.referenced.line(), "share_threshold: the value has no star"));
+        }
+        let mut limit_file = file.rate_limit;
+        let name = limit_file.as_mut().and_then(|limit| limit.name.take()).unwrap_or_default();
+        let replaces = limit_file.as_mut().and_then(|limit| limit.replaces.take()).unwrap_or_default();
+        let replaces = replaces.into_iter().map(|replaced| replaced.read(&name)).collect::<Result<_, _>>()?;
+        let limit = limit_file.map(|limit| limit.read(line)).transpose()?;
+        let (fact, id) = (self.fact(&key), self.nodes);
+        self.nodes = self.nodes.saturating_add(1);
+        self.above.push(fact.clone());
+        let below = self.level(file.descriptors)?;
+        self.above.pop();
+        let (is_shadow, is_shared) = (file.shadow_mode, shares.is_some());
+        Ok(Node { id, line, key, fact, values, limit, name, replaces, is_shadow, is_shared, below })
+    }
+
+    /// Returns the fact of a key. The second of a name is counted on, as the door for Envoy does it.
+    fn fact(&self, key: &str) -> String {
+        let numbered = (2_usize..).map(|number| format!("{key}_{number}"));
+        let mut names = std::iter::once(key.to_owned()).chain(numbered);
+        names.find(|name| !self.above.contains(name)).unwrap_or_default()
+    }
+}
+
+fn check_key(line: u64, key: &str) -> Result<(), ImportError> {
     if key.is_empty() {
         return Err(ImportError::new(line, "the key is empty"));
     }
@@ -163,34 +252,11 @@ fn node(file: DescriptorFile, above: &[&str]) -> Result<Node, ImportError> {
         let message = format!("the key \"{key}\": there, a star in it stands for other keys too");
         return Err(ImportError::new(line, message));
     }
-    if let Some(quota) = file.quota_mode.filter(|quota| quota.value) {
-        return Err(ImportError::new(quota.referenced.line(), "quota_mode: every limit of a policy denies by itself"));
+    if key.contains(['{', '}']) {
+        let message = format!("the key \"{key}\": a pattern of a policy cannot have {{ or }} as themselves");
+        return Err(ImportError::new(line, message));
     }
-    let values = match file.value {
-        None => Values::Any,
-        Some(value) => values(value)?,
-    };
-    let shares = file.share_threshold.filter(|shares| shares.value);
-    if let Some(shares) = shares.as_ref().filter(|_| !matches!(values, Values::Pattern(_))) {
-        return Err(ImportError::new(shares.referenced.line(), "share_threshold: the value has no star"));
-    }
-    let mut limit_file = file.rate_limit;
-    let name = limit_file.as_mut().and_then(|limit| limit.name.take()).unwrap_or_default();
-    let replaces = limit_file.as_mut().and_then(|limit| limit.replaces.take()).unwrap_or_default();
-    let replaces = replaces.into_iter().map(|replaced| replaced.read(&name)).collect::<Result<_, _>>()?;
-    let limit = limit_file.map(|limit| limit.read(line)).transpose()?;
-    let fact = fact(key, above);
-    let facts: Vec<&str> = above.iter().copied().chain([&*fact]).collect();
-    let below = nodes(file.descriptors, &facts)?;
-    let (is_shadow, is_shared) = (file.shadow_mode, shares.is_some());
-    Ok(Node { line, fact, values, limit, name, replaces, is_shadow, is_shared, below })
-}
-
-/// Returns the fact of a key below others. The second of a name is counted on, as the door for Envoy does it.
-fn fact(key: String, above: &[&str]) -> String {
-    let numbered = (2_usize..).map(|number| format!("{key}_{number}"));
-    let mut names = std::iter::once(key.clone()).chain(numbered);
-    names.find(|name| !above.contains(&name.as_str())).unwrap_or(key)
+    Ok(())
 }
 
 fn values(value: Spanned<String>) -> Result<Values, ImportError> {

@@ -1,217 +1,382 @@
 //! Which limits apply to which descriptor, there and here.
 //!
-//! There, the entries of a descriptor select at most one node: an exact value before a wildcard before a key alone, and the
-//! whole descriptor must be used up. Here, every rule applies that matches. The difference is made up by `fallback`, which applies
-//! only if no other rule matches, and by rules without a limit that switch fallbacks off. Whether that suffices is found out by
-//! trying every kind of descriptor that the file describes.
+//! There, the entries of a descriptor select at most one node, from the top to the bottom: at each level an exact value comes before a
+//! wildcard, and that before a key alone, and what has been selected is never taken back. Here, every rule applies that matches. The fact
+//! `entry_keys` keeps rules for other sequences of keys away. Within one sequence, a limit that other nodes come before becomes a rule
+//! with `fallback`, and rules without a limit switch it off for the values of those nodes. Two fallbacks of which one applies where the
+//! other matches are in two layers, because what switches one of a layer off does so with all of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::HashMap;
+use std::ops::Bound;
 
-use super::file::Node;
-use super::{Entry, ImportError, Limited, Values};
+use super::file::{Level, Node, Siblings};
+use super::{ImportError, Values, contains_parts};
 
-/// The most descriptors that are tried.
-const MAX_TRIED: usize = 200_000;
-/// What no value of a file contains.
-const OTHER: char = '\u{1}';
-/// The same, in a value that two patterns of a key match.
-const BOTH: char = '\u{2}';
+/// The most comparisons of one import. A hundred thousand descriptors take a few hundred thousand, unless many patterns match the same
+/// values.
+const MAX_WORK: usize = 5_000_000;
+
+/// The layers of fallbacks, in the order in which they are used. What a limit counts does not depend on its layer.
+pub(super) const LAYERS: [&str; 4] = ["edge", "user", "endpoint", "tenant"];
 
 /// The rules that decide as the file does.
 #[derive(Debug)]
 pub(super) struct Selection<'n> {
+    /// In the order of the file.
     pub(super) rules: Vec<SelectedRule<'n>>,
-    /// Descriptors that are not limited, although rules match them.
-    pub(super) passes: BTreeSet<Vec<Entry>>,
+    pub(super) exceptions: Vec<Exception<'n>>,
 }
 
-/// A rule, and whether it is a fallback.
+/// A rule for a node with a limit.
 #[derive(Debug)]
 pub(super) struct SelectedRule<'n> {
-    pub(super) limited: Limited<'n>,
+    /// The nodes from the top to this one.
+    pub(super) path: Vec<&'n Node>,
+    /// The index of its layer.
+    pub(super) layer: usize,
     pub(super) is_fallback: bool,
+    /// The rules that it replaces, by index.
+    pub(super) replaces: Vec<usize>,
 }
 
-/// A descriptor to try: keys and values in their order.
-type Tried = Vec<(String, String)>;
-
-impl<'n> Selection<'n> {
-    pub(super) fn of(nodes: &'n [Node]) -> Result<Self, ImportError> {
-        let mut limited = Vec::new();
-        each_path(nodes, &mut Vec::new(), &mut |path, node| {
-            if node.limit.is_some() {
-                let shared = path.iter().filter(|node| node.is_shared).map(|node| node.fact.as_str()).collect();
-                let path = path.iter().map(|node| (node.fact.clone(), node.values.clone())).collect();
-                limited.push(Limited { path, shared, node });
-            }
-        });
-        let tried = descriptors(nodes)?;
-        let mut selection = Self {
-            rules: limited.into_iter().map(|limited| SelectedRule { limited, is_fallback: false }).collect(),
-            passes: BTreeSet::new(),
-        };
-        for descriptor in &tried {
-            selection.make_room(nodes, descriptor);
-        }
-        match tried.iter().find_map(|descriptor| selection.difference(nodes, descriptor)) {
-            Some(error) => Err(error),
-            None => Ok(selection),
-        }
-    }
-
-    /// Makes fallbacks of the rules that match a descriptor and shall not apply to it.
-    fn make_room(&mut self, nodes: &[Node], descriptor: &Tried) {
-        let picked = picked_line(nodes, descriptor);
-        let mut others = false;
-        for rule in self.rules.iter_mut().filter(|rule| matches(&rule.limited.path, descriptor)) {
-            if Some(rule.limited.node.line) != picked {
-                rule.is_fallback = true;
-                others = true;
-            }
-        }
-        // What two patterns match has more forms than the one that is tried: it passes only with one of the patterns.
-        let is_of_both = descriptor.iter().any(|(_, value)| value.contains(BOTH));
-        if others && picked.is_none() && !is_of_both {
-            self.passes
-                .insert(descriptor.iter().map(|(key, value)| (key.clone(), kind_of(nodes, key, value))).collect());
-        }
-    }
-
-    /// Returns why a descriptor is decided differently.
-    fn difference(&self, nodes: &[Node], descriptor: &Tried) -> Option<ImportError> {
-        let picked = picked_line(nodes, descriptor);
-        let matching = self.rules.iter().filter(|rule| matches(&rule.limited.path, descriptor));
-        let (fallbacks, others): (Vec<_>, Vec<_>) = matching.partition(|rule| rule.is_fallback);
-        let is_passed = self.passes.iter().any(|pass| matches(pass, descriptor));
-        let applied = if others.is_empty() && !is_passed { fallbacks } else { others };
-        let lines: Vec<u64> = applied.iter().map(|rule| rule.limited.node.line).collect();
-        if lines == Vec::from_iter(picked) {
-            return None;
-        }
-        let shown: Vec<String> = descriptor.iter().map(|(key, value)| shown(key, value)).collect();
-        let shown = shown.join(", ");
-        let (line, message) = match (picked, lines.iter().find(|line| Some(**line) != picked)) {
-            (Some(picked), Some(other)) => (
-                picked,
-                format!(
-                    "a descriptor of {shown} has this limit, and a policy would apply that of line {other} to it too"
-                ),
-            ),
-            (Some(picked), None) => {
-                (picked, format!("a descriptor of {shown} has this limit, and a policy would apply none to it"))
-            }
-            (None, other) => (
-                other.copied().unwrap_or(1),
-                format!("a descriptor of {shown} has no limit, and a policy would apply this one to it"),
-            ),
-        };
-        let reason = "a policy has rules and fallbacks, and no third kind that both leave out";
-        Some(ImportError::new(line, format!("{message}: {reason}")))
-    }
+/// A rule without a limit, which switches the fallbacks of a layer off.
+#[derive(Debug)]
+pub(super) struct Exception<'n> {
+    pub(super) layer: usize,
+    /// The path of one of the fallbacks.
+    pub(super) path: Vec<&'n Node>,
+    /// The values at each place of the path.
+    pub(super) values: Vec<Vec<&'n Values>>,
 }
 
-/// Calls a function for each node with its path, which ends with it.
-fn each_path<'n>(nodes: &'n [Node], above: &mut Vec<&'n Node>, each: &mut impl FnMut(&[&'n Node], &'n Node)) {
-    for node in nodes {
-        above.push(node);
-        each(above, node);
-        each_path(&node.below, above, each);
-        above.pop();
-    }
-}
+/// Counts comparisons.
+#[derive(Debug, Default)]
+pub(super) struct Work(pub(super) usize);
 
-/// Returns the line of the node whose limit the service applies to a descriptor.
-fn picked_line(nodes: &[Node], descriptor: &Tried) -> Option<u64> {
-    let (mut level, mut picked) = (nodes, None);
-    for (key, value) in descriptor {
-        let of_key = |node: &&Node| node.fact == *key;
-        let by = |wanted: fn(&Values) -> bool| {
-            level.iter().filter(of_key).find(|node| wanted(&node.values) && node.values.contain(value))
-        };
-        let node = by(|values| matches!(values, Values::One(_)))
-            .or_else(|| by(|values| matches!(values, Values::Pattern(_))))
-            .or_else(|| by(|values| *values == Values::Any))?;
-        picked = node.limit.is_some().then_some(node.line);
-        level = &node.below;
-    }
-    picked
-}
-
-/// Whether a rule with this path matches a descriptor, as its facts.
-fn matches(path: &[Entry], descriptor: &Tried) -> bool {
-    path.iter().all(|(key, values)| descriptor.iter().any(|(own, value)| own == key && values.contain(value)))
-}
-
-/// Returns a descriptor of every kind that the file tells apart, for each sequence of keys in it.
-fn descriptors(nodes: &[Node]) -> Result<Vec<Tried>, ImportError> {
-    let (mut shapes, mut kinds) = (BTreeSet::new(), BTreeMap::<String, BTreeSet<String>>::new());
-    let mut patterns = BTreeMap::<&str, BTreeSet<&[String]>>::new();
-    each_path(nodes, &mut Vec::new(), &mut |path, node| {
-        shapes.insert(path.iter().map(|node| node.fact.clone()).collect::<Vec<_>>());
-        let kinds = kinds.entry(node.fact.clone()).or_insert_with(|| [OTHER.to_string()].into());
-        match &node.values {
-            Values::One(value) => drop(kinds.insert(value.clone())),
-            Values::Pattern(parts) => {
-                kinds.insert(parts.join(&OTHER.to_string()));
-                let others = patterns.entry(&node.fact).or_default();
-                kinds.extend(others.iter().filter_map(|other| of_both(parts, other)));
-                others.insert(parts);
-            }
-            Values::Any => {}
-        }
-    });
-    let mut tried = Vec::new();
-    for shape in shapes {
-        let mut of_shape: Vec<Tried> = vec![Vec::new()];
-        for key in &shape {
-            let values = kinds.get(key).into_iter().flatten();
-            of_shape = values
-                .flat_map(|value| {
-                    let entry = (key.clone(), value.clone());
-                    of_shape.iter().map(move |before| before.iter().cloned().chain([entry.clone()]).collect())
-                })
-                .take(MAX_TRIED)
-                .collect();
-        }
-        tried.extend(of_shape);
-        if tried.len() >= MAX_TRIED {
-            let message = format!("the keys and values have more than {MAX_TRIED} combinations: split the file");
+impl Work {
+    fn add(&mut self, comparisons: usize) -> Result<(), ImportError> {
+        self.0 = self.0.saturating_add(comparisons);
+        if self.0 > MAX_WORK {
+            let message = format!("the values take more than {MAX_WORK} comparisons: split the configuration");
             return Err(ImportError { line: None, message });
         }
+        Ok(())
     }
-    Ok(tried)
 }
 
-/// Returns a value that two patterns match, if there is one that neither says by itself.
-fn of_both(one: &[String], other: &[String]) -> Option<String> {
-    let ([first, one @ .., last], [other_first, other @ .., other_last]) = (one, other) else { return None };
-    let longer =
-        |a: &'_ String, b: &'_ String| if a.len() >= b.len() { (a.clone(), b.clone()) } else { (b.clone(), a.clone()) };
-    let ((first, within_first), (last, within_last)) = (longer(first, other_first), longer(last, other_last));
-    if !first.starts_with(&within_first) || !last.ends_with(&within_last) {
-        return None;
-    }
-    let parts = [&[first], one, other, &[last]].concat();
-    Some(parts.join(&BOTH.to_string()))
-}
-
-/// Returns the values of the same kind as one that was tried.
-fn kind_of(nodes: &[Node], key: &str, value: &str) -> Values {
-    let mut kind = Values::Any;
-    if value.contains(OTHER) && value.chars().any(|c| c != OTHER) {
-        return Values::Pattern(value.split(OTHER).map(str::to_owned).collect());
-    }
-    each_path(nodes, &mut Vec::new(), &mut |_, node| {
-        if node.fact == key && node.values == Values::One(value.to_owned()) {
-            kind = node.values.clone();
+impl<'n> Selection<'n> {
+    pub(super) fn of(nodes: &'n Level, work: &mut Work) -> Result<Self, ImportError> {
+        let (mut order, mut paths) = (Order::default(), Vec::new());
+        order.read(nodes, &mut Vec::new(), &mut paths, work)?;
+        let mut shapes: HashMap<Vec<&str>, usize> = HashMap::new();
+        let numbered = paths.into_iter().map(|path: Vec<&Node>| {
+            let number = shapes.len();
+            (*shapes.entry(path.iter().map(|node| &*node.fact).collect()).or_insert(number), path)
+        });
+        let mut numbered: Vec<(usize, Vec<&Node>)> = numbered.collect();
+        // One sequence of keys after the other; within each, what comes before other nodes comes first.
+        numbered.sort_by_key(|(shape, _)| *shape);
+        let mut rules = Vec::new();
+        for (shape, path) in numbered {
+            let is_fallback = path.iter().any(|node| order.is_after_others(node));
+            let layer = if is_fallback { order.find_layer(nodes, shape, &path, work)? } else { 0 };
+            rules.push(SelectedRule { path, layer, is_fallback, replaces: Vec::new() });
         }
-    });
-    kind
+        rules.sort_by_key(|rule| rule.node().line);
+        let exceptions = exceptions(&rules, &order, work)?;
+        add_replaces(&mut rules, work)?;
+        Ok(Self { rules, exceptions })
+    }
 }
 
-fn shown(key: &str, value: &str) -> String {
-    if value.chars().all(|c| c == OTHER) {
-        return format!("{key}=(another)");
+impl<'n> SelectedRule<'n> {
+    /// Returns the node that has the limit.
+    pub(super) fn node(&self) -> &'n Node {
+        self.path.last().expect("a path ends with its node")
     }
-    format!("{key}={}", value.replace([OTHER, BOTH], "…"))
+
+    fn above(&self) -> &[&'n Node] {
+        self.path.split_last().map_or(&[], |(_, above)| above)
+    }
+}
+
+/// What is known of nodes, by their numbers.
+#[derive(Debug, Default)]
+struct Order<'n>(Vec<Place<'n>>);
+
+#[derive(Debug, Default)]
+struct Place<'n> {
+    /// The siblings that come before the node and match some of its values.
+    earlier: Vec<&'n Node>,
+    /// In which layers there are fallbacks at and below it, for one sequence of keys: its number, and a bit for each layer.
+    fallbacks: (usize, u8),
+    /// The layer of its own fallback.
+    layer: Option<usize>,
+}
+
+impl<'n> Order<'n> {
+    /// Finds what comes before each node, and the paths to those with limits, in the order in which they come before one another.
+    fn read(
+        &mut self,
+        level: &'n Level,
+        above: &mut Vec<&'n Node>,
+        paths: &mut Vec<Vec<&'n Node>>,
+        work: &mut Work,
+    ) -> Result<(), ImportError> {
+        for siblings in level.values() {
+            for node in siblings.all() {
+                if node.id >= self.0.len() {
+                    self.0.resize_with(node.id.saturating_add(1), Place::default);
+                }
+                let earlier = earlier(siblings, node, work)?;
+                if let Some(place) = self.0.get_mut(node.id) {
+                    place.earlier = earlier;
+                }
+                above.push(node);
+                if node.limit.is_some() {
+                    paths.push(above.clone());
+                }
+                self.read(&node.below, above, paths, work)?;
+                above.pop();
+            }
+        }
+        Ok(())
+    }
+
+    fn earlier(&self, node: &Node) -> &[&'n Node] {
+        self.0.get(node.id).map_or(&[], |place| &place.earlier)
+    }
+
+    fn is_after_others(&self, node: &Node) -> bool {
+        !self.earlier(node).is_empty()
+    }
+
+    /// Finds a layer for the fallback with this path, in which no other fallback applies where it matches.
+    fn find_layer(
+        &mut self,
+        nodes: &'n Level,
+        shape: usize,
+        path: &[&'n Node],
+        work: &mut Work,
+    ) -> Result<usize, ImportError> {
+        let mut search = Search { order: self, shape, path, found: 0, lines: Vec::new() };
+        search.run(nodes, 0, work)?;
+        let (found, lines) = (search.found, search.lines);
+        let Some(layer) = (0..LAYERS.len()).find(|layer| found & bit(*layer) == 0) else {
+            let lines = lines.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let message = format!(
+                "for some values the limits of lines {lines} come before this one, and a policy has no layer left for another fallback"
+            );
+            return Err(ImportError::new(path.last().map_or(1, |node| node.line), message));
+        };
+        for node in path {
+            if let Some(Place { fallbacks: (own, layers), .. }) = self.0.get_mut(node.id) {
+                *layers = bit(layer) | if *own == shape { *layers } else { 0 };
+                *own = shape;
+            }
+        }
+        if let Some(place) = path.last().and_then(|node| self.0.get_mut(node.id)) {
+            place.layer = Some(layer);
+        }
+        Ok(layer)
+    }
+}
+
+fn bit(layer: usize) -> u8 {
+    u32::try_from(layer).ok().and_then(|layer| 1_u8.checked_shl(layer)).unwrap_or(0)
+}
+
+/// A search for the fallbacks that apply to some of the descriptors that a path matches. Those that come after it have no layer yet.
+struct Search<'s, 'n> {
+    order: &'s Order<'n>,
+    shape: usize,
+    path: &'s [&'n Node],
+    /// The layers that were found.
+    found: u8,
+    /// The line of one limit in each of them.
+    lines: Vec<u64>,
+}
+
+impl<'n> Search<'_, 'n> {
+    fn run(&mut self, level: &'n Level, depth: usize, work: &mut Work) -> Result<(), ImportError> {
+        let Some(own) = self.path.get(depth) else { return Ok(()) };
+        let Some(siblings) = level.get(&own.fact) else { return Ok(()) };
+        let below = depth.saturating_add(1);
+        for node in selected(siblings, own, self.order.earlier(own), work)? {
+            work.add(1)?;
+            let Some(place) = self.order.0.get(node.id) else { continue };
+            let (shape, layers) = place.fallbacks;
+            if shape != self.shape || layers & !self.found == 0 {
+                continue;
+            }
+            if below < self.path.len() {
+                self.run(&node.below, below, work)?;
+            } else if let Some(layer) = place.layer.filter(|layer| self.found & bit(*layer) == 0) {
+                self.found |= bit(layer);
+                self.lines.push(node.line);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the siblings that come before a node and match some of its values.
+fn earlier<'n>(siblings: &'n Siblings, node: &'n Node, work: &mut Work) -> Result<Vec<&'n Node>, ImportError> {
+    match &node.values {
+        Values::One(_) => Ok(Vec::new()),
+        Values::Pattern(parts) => {
+            let mut found = exact_like(siblings, parts, work)?;
+            // Numbers of nodes rise with the file.
+            found.extend(patterns_like(siblings, parts, work)?.filter(|other| other.id < node.id));
+            Ok(found)
+        }
+        Values::Any => {
+            work.add(siblings.exact.len().saturating_add(siblings.patterns.len()))?;
+            Ok(siblings.exact.values().chain(&siblings.patterns).collect())
+        }
+    }
+}
+
+/// Returns the nodes that values of this one select among siblings, which may be those of another node. Of a pattern, values of the
+/// patterns before it count too, because its exceptions are written with those.
+fn selected<'n>(
+    siblings: &'n Siblings,
+    own: &'n Node,
+    earlier: &[&'n Node],
+    work: &mut Work,
+) -> Result<Vec<&'n Node>, ImportError> {
+    match &own.values {
+        Values::One(value) => {
+            if let Some(node) = siblings.exact.get(value) {
+                return Ok(vec![node]);
+            }
+            let mut patterns = siblings.patterns.iter();
+            work.add(patterns.len())?;
+            let pattern = patterns.find(|node| node.values.contain(value));
+            Ok(pattern.or(siblings.any.as_deref()).into_iter().collect())
+        }
+        Values::Any => Ok(siblings.all().collect()),
+        Values::Pattern(parts) => {
+            let is_own = siblings.patterns.binary_search_by_key(&own.id, |node| node.id).is_ok();
+            let before = earlier.iter().filter_map(|node| match &node.values {
+                Values::Pattern(parts) => Some(parts),
+                _ => None,
+            });
+            let mut found = Vec::new();
+            for parts in before.chain([parts]) {
+                found.extend(exact_like(siblings, parts, work)?);
+                // Of its own siblings, those after it are not selected by its values.
+                found.extend(patterns_like(siblings, parts, work)?.filter(|other| !is_own || other.id <= own.id));
+            }
+            found.extend(siblings.any.as_deref().filter(|_| !is_own));
+            Ok(found)
+        }
+    }
+}
+
+/// Returns the exact values that a pattern matches.
+fn exact_like<'n>(siblings: &'n Siblings, parts: &[String], work: &mut Work) -> Result<Vec<&'n Node>, ImportError> {
+    let first = parts.first().map_or("", String::as_str);
+    let from = (Bound::Included(first), Bound::Unbounded);
+    let alike = siblings.exact.range::<str, _>(from).take_while(|(value, _)| value.starts_with(first));
+    let mut found = Vec::new();
+    for (value, node) in alike {
+        work.add(1)?;
+        found.extend(Some(node).filter(|_| contains_parts(parts, value)));
+    }
+    Ok(found)
+}
+
+/// Returns the patterns that match some of the values that a pattern matches.
+fn patterns_like<'n>(
+    siblings: &'n Siblings,
+    parts: &[String],
+    work: &mut Work,
+) -> Result<impl Iterator<Item = &'n Node>, ImportError> {
+    let [first, .., last] = parts else { return Ok(Vec::new().into_iter()) };
+    work.add(first.len())?;
+    // Those that begin with a part of the beginning, and those that begin with all of it.
+    let shorter = first.char_indices().filter_map(|(at, _)| siblings.beginnings.get(first.get(..at)?));
+    let from = (Bound::Included(first.as_str()), Bound::Unbounded);
+    let longer = siblings.beginnings.range::<str, _>(from).take_while(|(other, _)| other.starts_with(first));
+    let mut found = Vec::new();
+    for place in shorter.chain(longer.map(|(_, places)| places)).flatten() {
+        work.add(1)?;
+        let Some(node) = siblings.patterns.get(*place) else { continue };
+        // What is between the beginning and the end of both can stand one after the other.
+        let is_like = |end: &String| end.ends_with(last) || last.ends_with(end);
+        if let Values::Pattern(own) = &node.values
+            && own.last().is_some_and(is_like)
+        {
+            found.push(node);
+        }
+    }
+    Ok(found.into_iter())
+}
+
+/// Switches fallbacks off where a node comes before one of their path. Fallbacks that differ only in their last value have these rules
+/// together.
+fn exceptions<'n>(
+    rules: &[SelectedRule<'n>],
+    order: &Order<'n>,
+    work: &mut Work,
+) -> Result<Vec<Exception<'n>>, ImportError> {
+    let mut places: HashMap<(Vec<usize>, &str, usize), usize> = HashMap::new();
+    let mut families: Vec<Vec<&SelectedRule<'n>>> = Vec::new();
+    for rule in rules.iter().filter(|rule| rule.is_fallback) {
+        let above = rule.above().iter().map(|node| node.id).collect();
+        let place = *places.entry((above, &rule.node().fact, rule.layer)).or_insert(families.len());
+        if place == families.len() {
+            families.push(Vec::new());
+        }
+        families.get_mut(place).into_iter().for_each(|family| family.push(rule));
+    }
+    let mut exceptions = Vec::new();
+    let mut add = |rule: &SelectedRule<'n>, place: usize, others: Vec<&'n Values>, last: Vec<&'n Values>| {
+        let mut values: Vec<Vec<&Values>> = rule.above().iter().map(|node| vec![&node.values]).collect();
+        values.push(last);
+        values.get_mut(place).into_iter().for_each(|values| *values = others.clone());
+        work.add(values.iter().map(Vec::len).sum())?;
+        exceptions.push(Exception { layer: rule.layer, path: rule.path.clone(), values });
+        Ok(())
+    };
+    for family in families {
+        let Some(first) = family.first() else { continue };
+        let last: Vec<&Values> = family.iter().map(|rule| &rule.node().values).collect();
+        let above = first.above().iter().enumerate().filter(|(_, node)| order.is_after_others(node));
+        let is_clean = above.clone().next().is_none();
+        for (place, node) in above {
+            let others = order.earlier(node).iter().map(|other| &other.values).collect();
+            add(first, place, others, last.clone())?;
+        }
+        for rule in family {
+            // A rule of this layer switches it off itself.
+            let is_rule =
+                |other: &Node| is_clean && rule.layer == 0 && other.limit.is_some() && !order.is_after_others(other);
+            let others = order.earlier(rule.node()).iter().filter(|other| !is_rule(other));
+            let others: Vec<&Values> = others.map(|other| &other.values).collect();
+            if !others.is_empty() {
+                add(rule, rule.above().len(), others, Vec::new())?;
+            }
+        }
+    }
+    Ok(exceptions)
+}
+
+/// Finds the rules that others replace, by the names of their limits. A name that no limit has replaces nothing, there and here.
+fn add_replaces(rules: &mut [SelectedRule<'_>], work: &mut Work) -> Result<(), ImportError> {
+    let mut named: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (index, rule) in rules.iter().enumerate() {
+        named.entry(&rule.node().name).or_default().push(index);
+    }
+    for rule in rules {
+        for name in &rule.node().replaces {
+            let others = named.get(name.as_str()).map_or(&[][..], Vec::as_slice);
+            work.add(others.len())?;
+            rule.replaces.extend(others);
+        }
+        rule.replaces.sort_unstable();
+        rule.replaces.dedup();
+    }
+    Ok(())
 }

@@ -1,11 +1,12 @@
 //! Writes the policy.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 
-use super::file::NodeLimit;
-use super::select::SelectedRule;
-use super::{Entry, Imported, Values};
+use super::file::{Node, NodeLimit};
+use super::select::{Exception, LAYERS, SelectedRule};
+use super::{Imported, Values};
+use crate::door::envoy::{DOMAIN, ENTRY_KEYS, join_keys};
 
 /// Keys whose values are addresses. As facts their values can be matched, and two addresses of one network are two.
 const ADDRESSES: [&str; 2] = ["remote_address", "masked_remote_address"];
@@ -23,8 +24,8 @@ pub(super) fn policy(imported: &[Imported<'_>]) -> String {
     }
     text.push_str("# docs/envoy-import.md of Threshold lists where the answers differ.\n");
     let selections = imported.iter().map(|imported| imported.selection);
-    let paths = selections.flat_map(|own| own.rules.iter().map(|rule| &rule.limited.path).chain(&own.passes));
-    let keys: BTreeSet<&str> = paths.flatten().map(|(key, _)| key.as_str()).collect();
+    let paths = selections.flat_map(|own| own.rules.iter().flat_map(|rule| &rule.path));
+    let keys: BTreeSet<&str> = paths.map(|node| node.key.as_str()).collect();
     let addresses: Vec<&str> = ADDRESSES.into_iter().filter(|address| keys.contains(address)).collect();
     if !addresses.is_empty() {
         text.push_str("\n[envoy.descriptors]\n");
@@ -32,7 +33,7 @@ pub(super) fn policy(imported: &[Imported<'_>]) -> String {
             line(&mut text, format_args!("{address} = \"fact:{address}\""));
         }
     }
-    let (mut names, mut replaced, mut rules) = (BTreeSet::new(), String::new(), String::new());
+    let (mut names, mut replaced, mut rules) = (Names::default(), String::new(), String::new());
     for one in imported {
         // With several files, a line by itself says nothing.
         let place = if imported.len() > 1 { format!("{}, line", comment(one.file)) } else { "Line".to_owned() };
@@ -47,19 +48,16 @@ pub(super) fn policy(imported: &[Imported<'_>]) -> String {
 
 impl Imported<'_> {
     /// Writes the rules, and returns the names of those with a limit.
-    fn write(&self, place: &str, names: &mut BTreeSet<String>, text: &mut String) -> Vec<String> {
+    fn write(&self, place: &str, names: &mut Names, text: &mut String) -> Vec<String> {
         let (domain, selection) = (&self.domain.name, self.selection);
         let any_fallback = selection.rules.iter().any(|rule| rule.is_fallback);
         let mut written = Vec::new();
         for rule in &selection.rules {
-            let (number, path) = (rule.limited.node.line, comment(&shown(&rule.limited.path)));
-            line(text, format_args!("\n# {place} {number}: {path}"));
+            line(text, format_args!("\n# {place} {}: {}", rule.node().line, comment(&shown(&rule.path))));
             written.push(rule.write(domain, names, any_fallback, text));
         }
-        for pass in &selection.passes {
-            line(text, format_args!("\n# No limit in the file, and no other rule applies."));
-            let _ = head(domain, pass, names, text);
-            text.push_str("per = [\"fact:domain\"]\nlimit = \"unlimited\"\n");
+        for exception in &selection.exceptions {
+            exception.write(domain, names, text);
         }
         written
     }
@@ -67,9 +65,11 @@ impl Imported<'_> {
 
 impl SelectedRule<'_> {
     /// Writes the rule, and returns its name.
-    fn write(&self, domain: &str, names: &mut BTreeSet<String>, any_fallback: bool, text: &mut String) -> String {
-        let (path, node) = (&self.limited.path, self.limited.node);
-        let name = head(domain, path, names, text);
+    fn write(&self, domain: &str, names: &mut Names, any_fallback: bool, text: &mut String) -> String {
+        let node = self.node();
+        let name = names.unique(&format!("{domain} {}", shown(&self.path)));
+        let values: Vec<Vec<&Values>> = self.path.iter().map(|node| vec![&node.values]).collect();
+        head(text, &name, self.layer, domain, &self.path, &values);
         let (limits, counts) = match &node.limit {
             Some(NodeLimit::Per(limit)) => (format!("limit = \"{limit}\""), true),
             Some(NodeLimit::Deny) => ("deny = true".to_owned(), false),
@@ -79,7 +79,7 @@ impl SelectedRule<'_> {
             line(text, format_args!("per = [{}]", self.per()));
             line(text, format_args!("{limits}\nalgorithm = \"fixed-window\""));
         } else {
-            line(text, format_args!("per = [\"fact:domain\"]\n{limits}"));
+            line(text, format_args!("per = [\"fact:{DOMAIN}\"]\n{limits}"));
         }
         if self.is_fallback {
             text.push_str("fallback = true\n");
@@ -97,24 +97,32 @@ impl SelectedRule<'_> {
 
     /// What is counted apart: the values of all keys that may have several.
     fn per(&self) -> String {
-        let several = self.limited.path.iter().filter(|(key, values)| match values {
+        let several = self.path.iter().filter(|node| match &node.values {
             Values::One(_) => false,
-            Values::Pattern(_) => !self.limited.shared.contains(&key.as_str()),
+            Values::Pattern(_) => !node.is_shared,
             Values::Any => true,
         });
-        let parts: Vec<String> = several.map(|(key, _)| quoted(&format!("fact:{key}"))).collect();
+        let parts: Vec<String> = several.map(|node| quoted(&format!("fact:{}", node.fact))).collect();
         // One counter, in the same layer as the others.
-        if parts.is_empty() { "\"fact:domain\"".to_owned() } else { parts.join(", ") }
+        if parts.is_empty() { format!("\"fact:{DOMAIN}\"") } else { parts.join(", ") }
     }
 }
 
-/// Writes which rules replace which in one request. A name that no limit has replaces nothing, there and here.
+impl Exception<'_> {
+    fn write(&self, domain: &str, names: &mut Names, text: &mut String) {
+        line(text, format_args!("\n# For these values the file has another descriptor than that of a fallback."));
+        let name = names.unique(&format!("except {domain} {}", shown(&self.path)));
+        head(text, &name, self.layer, domain, &self.path, &self.values);
+        line(text, format_args!("per = [\"fact:{DOMAIN}\"]\nlimit = \"unlimited\""));
+    }
+}
+
+/// Writes which rules replace which in one request.
 fn replaces(rules: &[SelectedRule<'_>], written: &[String]) -> String {
     let mut text = String::new();
     for (rule, name) in rules.iter().zip(written) {
-        let is_replaced = |other: &SelectedRule<'_>| rule.limited.node.replaces.contains(&other.limited.node.name);
-        let replaced = rules.iter().zip(written).filter(|(other, _)| is_replaced(other));
-        let replaced: Vec<String> = replaced.map(|(_, name)| quoted(name)).collect();
+        let replaced = rule.replaces.iter().filter_map(|other| written.get(*other));
+        let replaced: Vec<String> = replaced.map(|name| quoted(name)).collect();
         if !replaced.is_empty() {
             line(&mut text, format_args!("{} = [{}]", bare_or_quoted(name), replaced.join(", ")));
         }
@@ -122,21 +130,27 @@ fn replaces(rules: &[SelectedRule<'_>], written: &[String]) -> String {
     text
 }
 
-/// Begins a rule that matches a path, and returns its name.
-fn head(domain: &str, path: &[Entry], names: &mut BTreeSet<String>, text: &mut String) -> String {
-    let facts = path.iter().map(|(key, values)| {
-        let pattern = match values {
-            Values::One(value) => value.clone(),
-            Values::Pattern(parts) => parts.join("**"),
-            Values::Any => "**".to_owned(),
-        };
-        format!(", {} = {}", bare_or_quoted(key), quoted(&pattern))
-    });
-    let facts: String = facts.collect();
-    let name = unique(&name(domain, path), names);
-    line(text, format_args!("[[rule]]\nname = \"{name}\"\nlayer = \"edge\""));
-    line(text, format_args!("match = {{ fact = {{ domain = {}{facts} }} }}", quoted(domain)));
-    name
+/// Begins a rule that matches descriptors with the keys of a path, and with some values.
+fn head(text: &mut String, name: &str, layer: usize, domain: &str, path: &[&Node], values: &[Vec<&Values>]) {
+    let layer = LAYERS.get(layer).unwrap_or(&"edge");
+    let keys = quoted(&join_keys(path.iter().map(|node| node.key.as_str())));
+    line(text, format_args!("[[rule]]\nname = \"{name}\"\nlayer = \"{layer}\""));
+    let mut facts = format!("{DOMAIN} = {}, {ENTRY_KEYS} = {keys}", quoted(domain));
+    for (node, values) in path.iter().zip(values) {
+        let patterns: Vec<String> = values.iter().map(|values| quoted(&pattern(values))).collect();
+        let list = if patterns.len() == 1 { patterns.concat() } else { format!("[{}]", patterns.join(", ")) };
+        // Writing to a string does not fail.
+        let _ = write!(facts, ", {} = {list}", bare_or_quoted(&node.fact));
+    }
+    line(text, format_args!("match = {{ fact = {{ {facts} }} }}"));
+}
+
+fn pattern(values: &Values) -> String {
+    match values {
+        Values::One(value) => value.clone(),
+        Values::Pattern(parts) => parts.join("**"),
+        Values::Any => "**".to_owned(),
+    }
 }
 
 fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
@@ -144,29 +158,40 @@ fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
     let _ = writeln!(text, "{arguments}");
 }
 
-fn shown(path: &[Entry]) -> String {
-    let entries = path.iter().map(|(key, values)| match values {
-        Values::One(value) => format!("{key}={value}"),
-        Values::Pattern(parts) => format!("{key}={}", parts.join("*")),
-        Values::Any => key.clone(),
+fn shown(path: &[&Node]) -> String {
+    let entries = path.iter().map(|node| match &node.values {
+        Values::One(value) => format!("{}={value}", node.key),
+        Values::Pattern(parts) => format!("{}={}", node.key, parts.join("*")),
+        Values::Any => node.key.clone(),
     });
     entries.collect::<Vec<_>>().join(", ")
 }
 
-/// A readable name: the characters of the path that a name may have.
-fn name(domain: &str, path: &[Entry]) -> String {
-    let text = format!("{domain} {}", shown(path));
-    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')));
-    let name = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-");
-    name.chars().take(MAX_NAME).collect()
+/// The names of rules, and the last number that made one of them unique.
+#[derive(Default)]
+struct Names {
+    used: BTreeSet<String>,
+    numbers: HashMap<String, usize>,
 }
 
-fn unique(name: &str, names: &mut BTreeSet<String>) -> String {
-    let numbered = (2_usize..).map(|number| format!("{name}-{number}"));
-    let free = std::iter::once(name.to_owned()).chain(numbered).find(|name| !names.contains(name));
-    let free = free.unwrap_or_default();
-    names.insert(free.clone());
-    free
+impl Names {
+    /// Returns a name from the characters of a text that it may have, which no other rule has.
+    fn unique(&mut self, text: &str) -> String {
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')));
+        let words = words.filter(|word| !word.is_empty()).flat_map(|word| ["-", word]).skip(1);
+        let mut name: String = words.flat_map(str::chars).take(MAX_NAME).collect();
+        if name.is_empty() {
+            name.push_str("rule");
+        }
+        let number = self.numbers.entry(name.clone()).or_insert(0);
+        loop {
+            *number = number.saturating_add(1);
+            let unique = if *number == 1 { name.clone() } else { format!("{name}-{number}") };
+            if self.used.insert(unique.clone()) {
+                return unique;
+            }
+        }
+    }
 }
 
 /// A text of TOML. Variables of a policy (`${NAME}`) are no part of the file's values.
