@@ -2,7 +2,7 @@
 
 mod admin;
 mod alerts;
-mod answer_memory;
+mod client_memory;
 mod doctor;
 pub(crate) mod envoy;
 pub(crate) mod error;
@@ -45,7 +45,7 @@ use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ::http::header::CONTENT_TYPE;
+use ::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use ::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use axum::Router;
@@ -64,12 +64,12 @@ use crate::desk::{Desk, new_trace};
 use crate::log::LogSampler;
 use crate::otlp::Parent;
 use crate::policy_file::PolicyFile;
-use crate::serve::{ConnectionWatch, Tokens};
+use crate::serve::{ConnectionWatch, OperatorAccess, Tokens};
 #[cfg(test)]
 use crate::signals::database::Retention;
 use crate::signals::sinks::Sinks;
 use crate::signals::{Signals, database::EventDatabase};
-use answer_memory::AnswerMemory;
+use client_memory::ClientMemory;
 pub(crate) use error::ApiError;
 pub(crate) use grpc::GrpcCode;
 pub(crate) use health::{Health, Problem};
@@ -86,9 +86,14 @@ pub(crate) struct App {
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
     /// Memory for the answers to lists of requests.
-    answer_memory: AnswerMemory,
+    answer_memory: ClientMemory,
     /// Memory for the answers to operators. It is separate, so that they can list bans while callers use up their own.
-    operator_answer_memory: AnswerMemory,
+    operator_answer_memory: ClientMemory,
+    /// Memory for the answers to read-only tokens, which must not keep those who have to act from theirs.
+    reader_answer_memory: ClientMemory,
+    /// Memory for the bodies of requests, and for the messages of gRPC: callers over HTTP use up none of Envoy's.
+    body_memory: ClientMemory,
+    message_memory: ClientMemory,
     request_ids: Arc<RequestIds>,
     token_guesses: TokenGuesses,
     event_reports: events::EventReports,
@@ -109,8 +114,11 @@ pub(crate) struct App {
     pub(crate) signals: Arc<Signals>,
 }
 
-/// The most bytes of large answers to operators, as [`Bounds::answers`] is for callers. A page of 10,000 bans is about 2 MB.
+/// The most bytes of large answers to operators and to read-only tokens, as [`Bounds::answers`] is for callers.
 const OPERATOR_ANSWERS: usize = 16 << 20;
+const READER_ANSWERS: usize = 8 << 20;
+/// The most bytes of large bodies that are being read, and of large messages of gRPC.
+const BODIES: usize = 32 << 20;
 
 /// How much memory and time clients may take.
 #[derive(Debug, Clone, Copy)]
@@ -169,8 +177,7 @@ impl App {
         (events, sinks): (EventDatabase, Sinks),
     ) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
-        let answer_memory = AnswerMemory::new(bounds.answers);
-        let operator_answer_memory = AnswerMemory::new(OPERATOR_ANSWERS);
+        let answer_memory = ClientMemory::for_answers(bounds.answers);
         let request_ids = Arc::new(RequestIds::of(&desk, bounds.request_ids));
         let signals = Arc::new(Signals::new(Arc::clone(&desk.events), events, sinks));
         signals.restore(&desk.policy(), desk.now());
@@ -179,7 +186,10 @@ impl App {
             health: Health::default(),
             bounds,
             answer_memory,
-            operator_answer_memory,
+            operator_answer_memory: ClientMemory::for_answers(OPERATOR_ANSWERS),
+            reader_answer_memory: ClientMemory::for_answers(READER_ANSWERS),
+            body_memory: ClientMemory::for_bodies(BODIES),
+            message_memory: ClientMemory::for_bodies(BODIES),
             request_ids,
             token_guesses: TokenGuesses::new(tokens),
             event_reports: events::EventReports::default(),
@@ -258,6 +268,25 @@ impl Doors {
     /// Returns the state that all doors share.
     pub(crate) fn app(&self) -> &App {
         &self.app
+    }
+
+    /// Whether they are on a listener for operators alone.
+    pub(crate) fn are_for_operators(&self) -> bool {
+        self.audience == Audience::Operators
+    }
+
+    /// Whether a request shows that its client may use this listener: it has a right token, or needs none.
+    pub(crate) fn shows_right(&self, headers: &HeaderMap) -> bool {
+        let tokens = &self.app.tokens;
+        let authorization = headers.get(AUTHORIZATION);
+        let of_audience = match self.audience {
+            Audience::Operators => tokens.operator_access(authorization) != OperatorAccess::Denied,
+            Audience::Everyone | Audience::Callers | Audience::Grpc => {
+                let is_known = authorization.is_some_and(|authorization| tokens.is_any_known(authorization));
+                is_known || tokens.admit_proxy(headers.get(forward_auth::TOKEN))
+            }
+        };
+        of_audience || session::is_signed_in(&self.app, headers)
     }
 
     /// Answers a request from `peer`.

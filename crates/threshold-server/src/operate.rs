@@ -163,15 +163,13 @@ pub(crate) fn locks(args: &LocksArgs) -> anyhow::Result<Report> {
 
 /// Shows the last operators' changes, the newest last.
 pub(crate) fn audit(args: &AuditArgs) -> anyhow::Result<Report> {
-    let before = args.before.map(|before| format!("&before={before}")).unwrap_or_default();
-    let answered = Api::new(&args.server)?.call("GET", &format!("/v1/audit?limit={}{before}", args.limit), None);
-    let mut lines = match answered {
+    let mut lines = match audit_lines(&Api::new(&args.server)?, args) {
         // Only if no server answers. An error of a running server must not be hidden by an old file.
         Err(error) if error.is::<Unreachable>() && args.db.exists() => {
             crate::print_error(&format!("{error}; this is the audit in {}", args.db.display()));
             audit_in_file(args)?
         }
-        other => other?.as_array().cloned().unwrap_or_default(),
+        other => other?,
     };
     // The server sends the newest first. On a terminal the last line is the one that is seen.
     lines.reverse();
@@ -185,6 +183,23 @@ pub(crate) fn audit(args: &AuditArgs) -> anyhow::Result<Report> {
         }),
     };
     Ok(Report { text, code: 0 })
+}
+
+/// Reads as many lines from a server as are wanted: an answer has room for some of them.
+fn audit_lines(api: &Api, args: &AuditArgs) -> anyhow::Result<Vec<Value>> {
+    let (mut lines, mut before) = (Vec::new(), args.before);
+    let limit = usize::try_from(args.limit)?;
+    loop {
+        let from = before.map(|before| format!("&before={before}")).unwrap_or_default();
+        let path = format!("/v1/audit?limit={}{from}", limit.saturating_sub(lines.len()));
+        let Value::Array(page) = api.call("GET", &path, None)? else { bail!("the server's answer is not a list") };
+        let last = page.last().and_then(|line| line.get("id")?.as_u64());
+        lines.extend(page);
+        match last {
+            Some(last) if lines.len() < limit && before.is_none_or(|before| last < before) => before = Some(last),
+            _ => return Ok(lines),
+        }
+    }
 }
 
 fn audit_in_file(args: &AuditArgs) -> anyhow::Result<Vec<Value>> {
@@ -258,16 +273,16 @@ fn bans_of(server: &ServerArgs, db: &Path) -> anyhow::Result<Vec<Value>> {
 /// Reads all pages of a list that is ordered by ids.
 fn all_pages(api: &Api, path: &str) -> anyhow::Result<Vec<Value>> {
     let mut items = Vec::new();
-    let mut after = String::new();
+    let mut after: Option<String> = None;
     loop {
-        let page = api.call("GET", &format!("{path}?limit={PAGE}{after}"), None)?;
+        let from = after.as_ref().map(|after| format!("&after={}", encoded(after))).unwrap_or_default();
+        let page = api.call("GET", &format!("{path}?limit={PAGE}{from}"), None)?;
         let Value::Array(page) = page else { bail!("the server's answer is not a list") };
         let last = page.last().and_then(|item| item.get("id")?.as_str()).map(str::to_owned);
-        // A page that is not full is the last one. The page after a full one begins behind its last id.
-        let whole = page.len() == PAGE;
         items.extend(page);
+        // An answer has room for some of them, so only an empty page is the end. One that goes back would never end.
         match last {
-            Some(last) if whole => after = format!("&after={}", encoded(&last)),
+            Some(last) if after.as_ref().is_none_or(|after| last > *after) => after = Some(last),
             _ => return Ok(items),
         }
     }

@@ -11,6 +11,7 @@ mod http2;
 mod linger;
 mod maintenance;
 mod peers;
+mod places;
 pub(crate) mod policy_support;
 mod preface;
 mod resp;

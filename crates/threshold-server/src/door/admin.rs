@@ -24,15 +24,16 @@ use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Digest, Timestamp};
 use threshold_limiter::api::{LayerName, Text, Whole, layer_named, read, unknown_layer};
 
+use super::client_memory::ListPage;
 use super::http::trace_id;
 use super::json_body::JsonBody;
 use super::query::Query;
 use super::routes::{Route, delete, get, post, put};
-use super::{ApiError, App, json, json_bytes};
+use super::{ApiError, App, json};
 use crate::desk;
 pub(super) use describe::{change, operator_call};
 
-pub(super) use operator::{Operator, Reader, is_same_origin, is_sent_by_another_site};
+pub(super) use operator::{Operator, Reader, is_same_origin, is_sent_by_another_site, memory_of};
 use settings::{NewSetting, SettingBody};
 use subjects::SubjectBody;
 
@@ -40,6 +41,8 @@ use subjects::SubjectBody;
 const DEFAULT_PAGE: usize = 1_000;
 /// The most bans in one answer.
 const MAX_PAGE: usize = 10_000;
+/// The number of bans that are read at a time: their reasons take memory beside the answer.
+const BANS_AT_ONCE: usize = 500;
 
 /// A ban.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -140,20 +143,35 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 async fn list(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     Query(PageQuery { limit, after }): Query<PageQuery>,
 ) -> Result<Response, ApiError> {
     let limit = page_limit(limit.as_deref())?;
     let after = after.map(|id| ban_id(&id)).transpose()?;
+    let memory = reader.memory(&app).await?;
+    memory.text(&app, ban_page(&app, after, limit).await?)
+}
+
+/// Returns as many bans as one answer has room for, at most `limit`.
+async fn ban_page(app: &App, mut after: Option<Digest>, limit: usize) -> Result<String, ApiError> {
     // One policy for the whole page, so that all names are redacted by the same rules.
     let policy = app.desk.policy();
-    let bans = app.desk.bans(after, limit).await?;
-    let bans = bans.iter().map(|listed| BanBody::new(listed.id, listed.ban.as_ref(), listed.until, &policy));
-    let bans: Vec<BanBody> = bans.collect();
-    let body = serde_json::to_vec(&bans).unwrap_or_default();
-    let permit = app.operator_answer_memory.acquire(body.len()).await?;
-    Ok(json_bytes(StatusCode::OK, permit.body(body, app.bounds.client_timeout)))
+    let (mut page, mut left) = (ListPage::new(), limit);
+    loop {
+        let wanted = left.min(BANS_AT_ONCE);
+        let bans = app.desk.bans(after, wanted).await?;
+        for listed in &bans {
+            if !page.push(&BanBody::new(listed.id, listed.ban.as_ref(), listed.until, &policy)) {
+                return Ok(page.end());
+            }
+            after = Some(listed.id);
+        }
+        left = left.saturating_sub(bans.len());
+        if bans.len() < wanted || left == 0 {
+            return Ok(page.end());
+        }
+    }
 }
 
 async fn add(operator: Operator, State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {

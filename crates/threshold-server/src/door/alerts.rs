@@ -13,7 +13,7 @@ use super::admin::{Operator, Reader, change, operator_call};
 use super::openapi::{Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get, post};
-use super::{ApiError, App, json, json_bytes};
+use super::{ApiError, App, json};
 use crate::signals::alerts::Notice;
 use crate::signals::lock;
 use crate::signals::sinks::Tested;
@@ -132,10 +132,11 @@ async fn test(
 }
 
 async fn list(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     Query(AlertsQuery { state }): Query<AlertsQuery>,
 ) -> Result<Response, ApiError> {
+    let memory = reader.memory(&app).await?;
     app.collected().await;
     let to_json = |notice: &Notice| notice.to_json(&app.signals.sinks.node);
     let book = lock(&app.signals.alerts);
@@ -145,7 +146,7 @@ async fn list(
         Some(_) => return Err(ApiError::bad("state", "state must be raised, or left out")),
     };
     drop(book);
-    Ok(json_bytes(StatusCode::OK, format!("[{}]", notices.join(","))))
+    memory.text(&app, format!("[{}]", notices.join(",")))
 }
 
 #[cfg(test)]

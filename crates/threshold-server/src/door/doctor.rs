@@ -19,7 +19,7 @@ use threshold_limiter::{Clock as _, SystemClock};
 use super::admin::{Reader, operator_call};
 use super::openapi::{Operation, Schemas};
 use super::routes::{Route, get};
-use super::{ApiError, App, json};
+use super::{ApiError, App};
 use crate::signals::recent_requests::Recording;
 
 /// A table counts as nearly full from this share on.
@@ -90,7 +90,8 @@ fn describe(schemas: &mut Schemas) -> Operation {
 const CHECKS: [&str; 10] =
     ["clock", "secret", "versions", "health", "proxies", "store", "disk", "tables", "signals", "routes"];
 
-async fn show(_: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+async fn show(reader: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let memory = reader.memory(&app).await?;
     // Not the desk's time, which is that of a shared store: it would be compared with itself.
     let now = SystemClock::new().now();
     let mut findings = Vec::new();
@@ -116,14 +117,15 @@ async fn show(_: Reader, State(app): State<Arc<App>>) -> Result<Response, ApiErr
     };
     let place = app.policy_turns.shown.place()?;
     // The requests of an hour are gone through, and a file system is asked.
+    let shared = Arc::clone(&app);
     let found = place.work(move |_| -> Vec<Finding> {
         [health, proxies, store_errors, disk, tables, signals, routes_without_rules]
             .iter()
-            .flat_map(|check| check(&app))
+            .flat_map(|check| check(&shared))
             .collect()
     });
     findings.extend(found.await?);
-    Ok(json(StatusCode::OK, &DiagnosisBody { findings, ..body }))
+    memory.json(&app, &DiagnosisBody { findings, ..body })
 }
 
 /// The first eight bytes are enough to tell two policies apart.

@@ -23,8 +23,8 @@ use super::http::trace_id;
 use super::json_body::{Caller, JsonBody};
 use super::query::Query;
 use super::routes::{Route, delete, get, post};
-use super::{ApiError, App, json, json_bytes, sse};
-use crate::signals::database::{DatabaseError, EventQuery, Field, Filter, Page};
+use super::{ApiError, App, json, sse};
+use crate::signals::database::{DatabaseError, EventQuery, Field, Filter, PAGE_BYTES, Page};
 pub(super) use report::EventReports;
 pub(super) use stream::streams;
 
@@ -126,12 +126,24 @@ async fn list(
         }
         return stream::open(app, &reader, &headers, query).await;
     }
-    let Page { events, next, previous } = page(&app, query, Collect::First).await?;
-    let events: Vec<String> = events.into_iter().map(|(_, event)| event).collect();
+    // Twice, as they are copied into the answer.
+    let memory = reader.memory_for(&app, 2 * PAGE_BYTES).await?;
+    let page = page(&app, query, Collect::First).await?;
+    memory.text(&app, written(page))
+}
+
+fn written(Page { events, next, previous }: Page) -> String {
+    let mut body = r#"{"events":["#.to_owned();
+    body.reserve(events.iter().fold(64, |sum, (_, event)| sum.saturating_add(event.len()).saturating_add(1)));
+    for (index, (_, event)) in events.into_iter().enumerate() {
+        if index > 0 {
+            body.push(',');
+        }
+        body.push_str(&event);
+    }
     let previous = previous.map_or_else(|| "null".to_owned(), |number| number.to_string());
-    let body = format!(r#"{{"events":[{}],"next":{next},"previous":{previous}}}"#, events.join(","));
-    let permit = app.operator_answer_memory.acquire(body.len()).await?;
-    Ok(json_bytes(StatusCode::OK, permit.body(body.into_bytes(), app.bounds.client_timeout)))
+    body.push_str(&format!(r#"],"next":{next},"previous":{previous}}}"#));
+    body
 }
 
 /// Whether events that wait in the queue are recorded first.

@@ -43,7 +43,7 @@ pub(super) const PATH: &str = "/auth";
 /// What Envoy's external authorization over HTTP puts before the path of its client's request (`path_prefix`).
 const PREFIX: &str = "/auth/";
 /// The proxy's token. `Authorization` is its client's.
-const TOKEN: HeaderName = HeaderName::from_static("x-threshold-token");
+pub(super) const TOKEN: HeaderName = HeaderName::from_static("x-threshold-token");
 /// The status of a denial, for a proxy that does not pass it on.
 const STATUS: HeaderName = HeaderName::from_static("x-threshold-status");
 /// The trace id of a request, as `threshold_core::headers::TRACE_ID` spells it.

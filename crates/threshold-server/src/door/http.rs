@@ -30,6 +30,7 @@ use threshold_limiter::api::{
 use threshold_limiter::store::EndError;
 use tokio::task::yield_now;
 
+use super::admin::memory_of;
 use super::json_body::{Caller, CallerOrReader, JsonBody};
 use super::query::Query;
 use super::request_ids::{AnswerSpace, RequestKey};
@@ -119,16 +120,18 @@ async fn record(
 
 /// Changes nothing, so that a token that only reads suffices too.
 async fn explain(reader: CallerOrReader, State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let authorization = request.headers().get(AUTHORIZATION).cloned();
     let JsonBody(body) = JsonBody::read_unchanging(reader, request, &app).await?;
     let request: RequestBody<'_> = read(&body)?;
     request.without_reservation()?;
+    let memory = memory_of(authorization.as_ref(), &app).await?;
     let policy = app.desk.policy();
     let lists = request.lists();
     let facts = request.facts(&lists, new_trace());
     let (rules, causes, decided) = app.desk.explain(&policy, &facts).await?;
     let answer = encode(&decided, &policy);
     let explained = live_json((&policy, &facts), &rules, &causes, &decided.decision, &answer);
-    Ok(with_generation(json(StatusCode::OK, &explained), policy.generation()))
+    Ok(with_generation(memory.json(&app, &explained)?, policy.generation()))
 }
 
 async fn reserve(
@@ -226,7 +229,7 @@ async fn decide(app: &App, watch: &ConnectionWatch, verb: Verb, body: &[u8]) -> 
         (Requests::Many(requests), Some(permit)) => {
             // The permit is held across the decisions, and then by the body until the client has read it.
             let ListAnswer { body, closed } = answer_all((app, watch), verb, requests, &policy).await?;
-            let response = json_bytes(status(closed), permit.body(body, app.bounds.client_timeout));
+            let response = json_bytes(status(closed), permit.body(body, app.bounds.client_timeout)?);
             Ok(with_generation(response, policy.generation()))
         }
         (Requests::One(request), _) => {

@@ -12,8 +12,13 @@ use http_body_util::BodyExt as _;
 use threshold_limiter::tower::PeerAddr;
 
 use super::admin::Reader;
+use super::client_memory::{ClientMemory, MemoryPermit};
 use super::token_guesses::{Callers, Shown};
 use super::{ApiError, App};
+
+/// The largest body that is read without acquiring memory: as large as a head, which each connection may have. Checks are far smaller, and so
+/// wait for no large bodies.
+pub(super) const SMALL_BODY: usize = 16 << 10;
 
 /// Proof that a request may call the API: it has a token, or the server requires none.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +27,15 @@ pub(super) struct Caller;
 /// Proof that a request may make a call that changes nothing: a token that only reads suffices too.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CallerOrReader;
+
+/// What bounds the sum of the bodies that are read at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// The memory for bodies.
+    Memory,
+    /// A turn that the caller holds.
+    Turn,
+}
 
 /// The whole body of a request, not yet parsed.
 #[derive(Debug)]
@@ -71,38 +85,48 @@ impl FromRequest<Arc<App>> for JsonBody {
 impl JsonBody {
     /// Reads the body of a request, of at most this many bytes.
     pub(super) async fn read(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
-        Self::read_coded(request, app, max, &["identity"]).await
+        Self::read_coded(request, app, (max, Bound::Memory), &["identity"]).await
     }
 
-    /// Reads the body of a request, of at most this many bytes, which may be compressed with gzip. It is returned as it was sent.
+    /// Reads the body of a request, of at most this many bytes. The caller holds a turn, by which few of them are read at once.
+    pub(super) async fn read_in_turn(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
+        Self::read_coded(request, app, (max, Bound::Turn), &["identity"]).await
+    }
+
+    /// Reads a body as [`read_in_turn`](Self::read_in_turn) does, which may be compressed with gzip. It is returned as it was sent.
     pub(super) async fn read_compressed(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
-        Self::read_coded(request, app, max, &["identity", "gzip", "x-gzip"]).await
+        Self::read_coded(request, app, (max, Bound::Turn), &["identity", "gzip", "x-gzip"]).await
     }
 
     /// Reads the body of a request that needs no token, of at most this many bytes. It must be declared as JSON.
     pub(super) async fn read_for_anyone(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
         require_json(request.headers())?;
-        Self::read_any(request, app, max, &["identity"]).await
+        Self::read_any(request, app, (max, Bound::Memory), &["identity"]).await
     }
 
     /// Reads the body of an operator's request that changes nothing, after its token was checked.
     pub(super) async fn read_for_reader(_: &Reader, request: Request, app: &App) -> Result<Self, ApiError> {
-        Self::read_any(request, app, app.bounds.body, &["identity"]).await
+        Self::read_any(request, app, (app.bounds.body, Bound::Memory), &["identity"]).await
     }
 
     /// Reads the body of a call that changes nothing, after its token was checked.
     pub(super) async fn read_unchanging(_: CallerOrReader, request: Request, app: &App) -> Result<Self, ApiError> {
         require_json_from_pages(request.headers())?;
-        Self::read_any(request, app, app.bounds.body, &["identity"]).await
+        Self::read_any(request, app, (app.bounds.body, Bound::Memory), &["identity"]).await
     }
 
-    async fn read_coded(request: Request, app: &App, max: usize, codings: &[&str]) -> Result<Self, ApiError> {
+    async fn read_coded(request: Request, app: &App, max: (usize, Bound), codings: &[&str]) -> Result<Self, ApiError> {
         Caller::of(request.headers(), request.extensions(), app).await?;
         require_json_from_pages(request.headers())?;
         Self::read_any(request, app, max, codings).await
     }
 
-    async fn read_any(request: Request, app: &App, max: usize, codings: &[&str]) -> Result<Self, ApiError> {
+    async fn read_any(
+        request: Request,
+        app: &App,
+        (max, bound): (usize, Bound),
+        codings: &[&str],
+    ) -> Result<Self, ApiError> {
         let headers = request.headers();
         require_coding(headers, codings)?;
         let bounds = app.bounds;
@@ -111,8 +135,15 @@ impl JsonBody {
         if declared.is_some_and(|length: usize| length > max) {
             return Err(too_large(max));
         }
+        let memory = Some(&app.body_memory).filter(|_| bound == Bound::Memory);
+        // Before a byte is read, and not in the client's time.
+        let acquired = match (memory, declared) {
+            (Some(memory), Some(length)) if length > SMALL_BODY => Some(memory.acquire(length).await?),
+            _ => None,
+        };
         // One timeout for the whole body: a client that sends a byte at a time (slowloris) cannot extend it.
-        match tokio::time::timeout(bounds.client_timeout, read_all(request.into_body(), max)).await {
+        let reading = read_all(request.into_body(), (max, declared), memory, acquired);
+        match tokio::time::timeout(bounds.client_timeout, reading).await {
             Ok(body) => body.map(Self),
             Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body arrived too slowly")),
         }
@@ -127,8 +158,14 @@ pub(super) fn require_json_from_pages(headers: &HeaderMap) -> Result<(), ApiErro
     if is_from_browser(headers) { require_json(headers) } else { Ok(()) }
 }
 
-/// Reads a body to its end. Most arrive in one frame, which is returned without a copy.
-async fn read_all(mut body: Body, max: usize) -> Result<Bytes, ApiError> {
+/// Reads a body to its end, of at most `max` bytes. Most arrive in one frame, which is returned without a copy. One that is not small holds
+/// its memory until it is dropped.
+async fn read_all(
+    mut body: Body,
+    (max, declared): (usize, Option<usize>),
+    memory: Option<&ClientMemory>,
+    mut acquired: Option<MemoryPermit>,
+) -> Result<Bytes, ApiError> {
     let mut first = Bytes::new();
     let mut joined = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -136,19 +173,29 @@ async fn read_all(mut body: Body, max: usize) -> Result<Bytes, ApiError> {
         let Ok(data) = frame.map_err(early)?.into_data() else { continue };
         // The declared length may be missing with chunked encoding, so what arrives is counted too. `joined` contains
         // `first`, so the larger of the two is the sum so far.
-        if first.len().max(joined.len()).saturating_add(data.len()) > max {
+        let sum = first.len().max(joined.len()).saturating_add(data.len());
+        if sum > max {
             return Err(too_large(max));
+        }
+        if let (Some(memory), None, true) = (memory, &acquired, sum > SMALL_BODY) {
+            acquired = Some(memory.acquire(max).await?);
         }
         if first.is_empty() {
             first = data;
             continue;
         }
         if joined.is_empty() {
+            // No more than was acquired: a vector that grows by itself has twice as much.
+            joined.reserve_exact(declared.unwrap_or(if acquired.is_some() { max } else { 0 }));
             joined.extend_from_slice(&first);
         }
         joined.extend_from_slice(&data);
     }
-    Ok(if joined.is_empty() { first } else { joined.into() })
+    match (joined.is_empty(), acquired) {
+        (true, _) => Ok(first),
+        (false, Some(acquired)) => acquired.bytes(joined),
+        (false, None) => Ok(joined.into()),
+    }
 }
 
 /// Whether a request has a header that only browsers send, and that scripts in them cannot remove.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde_json::json;
 
+use super::admin::memory_of;
 use super::health::Viewer;
-use super::openapi::{Operation, Schemas, WRONG_HOST};
+use super::openapi::{BUSY, Operation, Schemas, WRONG_HOST};
 use super::routes::{Route, get};
 use super::{ApiError, App};
 use crate::metrics::in_text_format;
@@ -23,9 +24,11 @@ fn describe(_: &mut Schemas) -> Operation {
     let text = json!({"schema": {"type": "string"}});
     let formats = json!({"text/plain": text, "application/openmetrics-text": text});
     let answer = "Prometheus' text format 0.0.4, or OpenMetrics text if `Accept` prefers it";
-    Operation::new("metrics", "The metrics for Prometheus")
-        .response(200, answer, &formats)
-        .errors(&[(401, "The server has tokens, and the request has none of them"), WRONG_HOST])
+    Operation::new("metrics", "The metrics for Prometheus").response(200, answer, &formats).errors(&[
+        (401, "The server has tokens, and the request has none of them"),
+        WRONG_HOST,
+        BUSY,
+    ])
 }
 
 async fn metrics(State(app): State<Arc<App>>, viewer: Viewer, headers: HeaderMap) -> Result<Response, ApiError> {
@@ -35,12 +38,13 @@ async fn metrics(State(app): State<Arc<App>>, viewer: Viewer, headers: HeaderMap
         let message = "send Authorization: Bearer with a token of this server";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
     }
+    let memory = memory_of(headers.get(AUTHORIZATION), &app).await?;
     let openmetrics = app.metrics_text();
     let (text, kind) = match Format::accepted(&headers) {
         Format::OpenMetrics => (openmetrics, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
         Format::Text => (in_text_format(&openmetrics), "text/plain; version=0.0.4; charset=utf-8"),
     };
-    let mut response = Response::new(text.into());
+    let mut response = Response::new(memory.body(text.into_bytes(), app.bounds.client_timeout)?);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     Ok(response)
 }

@@ -14,8 +14,11 @@ use super::routes;
 pub(super) const WRONG_HOST: (u16, &str) = (403, "Host or Origin is not a name of this server");
 /// The refusal of a head with a query that is longer than a head may be.
 pub(super) const LONG_QUERY: (u16, &str) = (431, "The query and the header fields are too long");
+/// The refusal of a call for which there is no memory.
+pub(super) const BUSY: (u16, &str) =
+    (503, "Too many large bodies are being read, or too many large answers wait to be read (`busy`)");
 /// The errors of a call that reads a body.
-const CALL_ERRORS: [(u16, &str); 7] = [
+const CALL_ERRORS: [(u16, &str); 8] = [
     (400, "The request is invalid; the message says why, and in which field"),
     (401, "The token is missing or wrong"),
     WRONG_HOST,
@@ -23,6 +26,7 @@ const CALL_ERRORS: [(u16, &str); 7] = [
     (413, "The body is too large"),
     (415, "The body is compressed, or a web page sent it without Content-Type: application/json"),
     (429, "Too many wrong tokens"),
+    BUSY,
 ];
 
 /// Returns the document, which is built once.

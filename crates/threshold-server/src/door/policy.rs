@@ -11,6 +11,7 @@ use threshold_core::policy::{Mode, Policy, Review, ReviewWork, Severity};
 use threshold_limiter::api::read;
 
 use super::admin::{Operator, Reader, change, operator_call};
+use super::client_memory::PAGE_BYTES;
 use super::json_body::JsonBody;
 use super::openapi::{Operation, Schemas};
 use super::routes::{Route, get, post, put};
@@ -217,6 +218,9 @@ fn describe_rehearse(schemas: &mut Schemas) -> Operation {
 }
 
 async fn show(reader: Reader, watch: ConnectionWatch, State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let text = app.policy_file.load_full();
+    // Each rule is told beside the text, in some more bytes than it has there.
+    let memory = reader.memory_for(&app, text.text.len().saturating_mul(4).saturating_add(PAGE_BYTES)).await?;
     let place = app.policy_turns.shown.place()?;
     let shared = Arc::clone(&app);
     let work = place.work(move |is_wanted| {
@@ -246,7 +250,7 @@ async fn show(reader: Reader, watch: ConnectionWatch, State(app): State<Arc<App>
             rules: rules.collect(),
         }
     });
-    Ok(json(StatusCode::OK, &watch.until_disconnect(work).await?))
+    memory.json(&app, &watch.until_disconnect(work).await?)
 }
 
 async fn lint(
@@ -259,6 +263,7 @@ async fn lint(
     let place = turns.place()?;
     let JsonBody(body) = JsonBody::read_for_reader(&reader, request, &app).await?;
     let text = draft(&body)?;
+    let memory = reader.memory(&app).await?;
     let file = app.policy_file.load_full();
     let work = place.work(move |is_wanted| {
         let mut findings = file.review_draft(&text, ReviewWork::of_draft(DRAFT_STEPS, is_wanted)).findings;
@@ -272,7 +277,7 @@ async fn lint(
         findings.chain(file.new_variable(&text).map(|key| FindingBody::variable(&key))).collect()
     });
     let findings = watch.until_disconnect(work).await?;
-    Ok(json(StatusCode::OK, &FindingsBody { findings }))
+    memory.json(&app, &FindingsBody { findings })
 }
 
 /// Only operators rehearse: which requests a draft denies tells what is in them, and a read-only token shows no more than the page.
@@ -285,6 +290,7 @@ async fn rehearse_draft(
     let place = app.policy_turns.drafts.place()?;
     let JsonBody(body) = JsonBody::read(request, &app, app.bounds.body).await?;
     let text = draft(&body)?;
+    let memory = app.operator_answer_memory.acquire(PAGE_BYTES).await?;
     let shared = Arc::clone(&app);
     let work = place.work(move |is_wanted| {
         let (file, policy) = (shared.policy_file.load(), shared.desk.policy());
@@ -306,7 +312,7 @@ async fn rehearse_draft(
         })
     });
     let rehearsal = watch.until_disconnect(work).await??;
-    Ok(json(StatusCode::OK, &rehearsal))
+    memory.json(&app, &rehearsal)
 }
 
 /// Reads a draft.

@@ -61,12 +61,13 @@ impl Clients {
 }
 
 /// Serves a connection until the client closes it, breaks the protocol or is idle for too long, or until `stop` is set. Commands that
-/// have arrived by then are answered.
+/// have arrived by then are answered. `proven` is called when the client has shown a right: a password, or a command where none is needed.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     app: &App,
     stream: &mut S,
     peer: IpAddr,
     stop: watch::Receiver<bool>,
+    proven: impl Fn(),
 ) -> io::Result<Ended> {
     let patience = app.bounds.client_timeout;
     let mut timer = IdleTimer::new(patience);
@@ -82,6 +83,9 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         input.drain(..used);
         if used > 0 {
             begun = None;
+            if session.trust() == Trust::Authenticated {
+                proven();
+            }
         }
         if !replies.bytes.is_empty() {
             timeout(patience, stream.write_all(&replies.bytes)).await??;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -17,7 +17,7 @@ use super::openapi::{Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get};
 use super::sse::{self, Streams};
-use super::{ApiError, App, json, session};
+use super::{ApiError, App, session};
 use crate::signals::lock;
 use crate::signals::series::{ChartPeriod, Sample, Series};
 
@@ -67,7 +67,9 @@ async fn show(
         Some(_) => return Err(ApiError::bad("period", "must be 5min, h or day")),
     };
     if !sse::is_wanted(&headers) {
-        return Ok(json(StatusCode::OK, &lock(&app.signals.series).series(period)));
+        let memory = reader.memory(&app).await?;
+        let series = lock(&app.signals.series).series(period);
+        return memory.json(&app, &series);
     }
     if period != ChartPeriod::FiveMinutes {
         return Err(ApiError::bad("period", "a stream has steps of a second"));

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use http::header::{AUTHORIZATION, CACHE_CONTROL, COOKIE, HOST, ORIGIN, SET_COOKIE};
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -35,8 +35,8 @@ const COOKIE_NAME: &str = "threshold_session";
 const LIFETIME: Span = Span::from_secs(12 * 3_600);
 /// The most sessions at once. The one that ends first makes room for another.
 const MAX_SESSIONS: usize = 256;
-/// The most cookies of one name that are looked up.
-const MAX_COOKIES: usize = 8;
+/// The hexadecimal digits of a secret.
+const SECRET_DIGITS: usize = 64;
 /// The largest body: the longest text that the API takes, with every character escaped.
 const MAX_BODY: usize = 64 << 10;
 
@@ -77,6 +77,9 @@ impl Sessions {
 
     /// Returns the `Authorization` of a session that has not ended.
     fn find(&self, secret: &str, now: Timestamp) -> Option<HeaderValue> {
+        if secret.len() != SECRET_DIGITS {
+            return None;
+        }
         // Looked up by a hash, so that the time of the comparison tells nothing about the secrets in the table.
         let sessions = lock(&self.0);
         sessions.get(&key(secret)).filter(|session| session.ends > now).map(|session| session.authorization.clone())
@@ -110,6 +113,11 @@ pub(super) fn authorize(app: &App, method: &Method, headers: &mut HeaderMap) {
     }
 }
 
+/// Whether a request has a session that has not ended.
+pub(super) fn is_signed_in(app: &App, headers: &HeaderMap) -> bool {
+    found(app, headers).is_some()
+}
+
 /// Returns the `Authorization` of a request's session.
 fn found(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
     secrets(headers).find_map(|secret| app.sessions.find(secret, app.desk.now()))
@@ -124,15 +132,18 @@ pub(super) fn lasts(app: &App, session: Option<&HeaderMap>) -> bool {
 pub(super) fn of(app: &App, headers: &HeaderMap) -> Option<HeaderMap> {
     found(app, headers)?;
     let names = [COOKIE, HOST];
-    Some(names.into_iter().filter_map(|name| Some((name.clone(), headers.get(&name)?.clone()))).collect())
+    // Over HTTP/2 browsers send a field for each cookie.
+    let all = |name: HeaderName| headers.get_all(&name).iter().map(move |value| (name.clone(), value.clone()));
+    Some(names.into_iter().flat_map(all).collect())
 }
 
-/// Returns the secrets in the cookies of this server's name. There may be several: a page of another port of the same host can set one.
+/// Returns the secrets in the cookies of this server's name. There may be many: a page of another port of the same host can set any number,
+/// and none of them may hide the right one. The bound on heads bounds them.
 fn secrets(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let own = cookie_name(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.filter(move |(name, _)| *name == own).map(|(_, value)| value).take(MAX_COOKIES)
+    pairs.filter(move |(name, _)| *name == own).map(|(_, value)| value)
 }
 
 fn cookie_name(headers: &HeaderMap) -> String {
@@ -357,5 +368,10 @@ mod tests {
         assert_eq!(find("h:80", two), ["false", "abc"]);
         assert_eq!(find("[::1]:81", two), ["other"]);
         assert_eq!(find("[::1]", two), [""; 0]);
+        let many = (0..300).map(|number| format!("threshold_session={number}; ")).collect::<String>();
+        assert_eq!(
+            find("h", Box::leak((many + "threshold_session=abc").into())).last().map(String::as_str),
+            Some("abc")
+        );
     }
 }

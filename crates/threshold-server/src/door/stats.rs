@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -12,7 +11,7 @@ use super::admin::{Reader, operator_call};
 use super::openapi::{Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get};
-use super::{ApiError, App, json};
+use super::{ApiError, App};
 use crate::signals::lock;
 use crate::signals::tops::{Period, Stats};
 
@@ -38,7 +37,7 @@ fn describe(schemas: &mut Schemas) -> Operation {
 }
 
 async fn show(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     Query(StatsQuery { period }): Query<StatsQuery>,
 ) -> Result<Response, ApiError> {
@@ -48,11 +47,12 @@ async fn show(
         Some("min") => Period::Minute,
         Some(_) => return Err(ApiError::bad("period", "must be min, h or day")),
     };
+    let memory = reader.memory(&app).await?;
     app.collected().await;
     let (penalties, now) = (app.desk.active_penalties(), app.desk.now());
     let mut stats = lock(&app.signals.tops).stats(period, penalties, now);
     app.desk.add_failed_logins(&mut stats, period, now);
-    Ok(json(StatusCode::OK, &stats))
+    memory.json(&app, &stats)
 }
 
 #[cfg(test)]

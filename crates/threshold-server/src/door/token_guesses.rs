@@ -13,6 +13,7 @@ use threshold_core::address::AddressGroup;
 use threshold_limiter::{Clock, KeyLimiter, Limit, SystemClock};
 use tokio::sync::Semaphore;
 
+use super::client_memory::ClientMemory;
 use super::{ApiError, App};
 use crate::log::LogSampler;
 use crate::serve::{OperatorAccess, Tokens};
@@ -195,6 +196,15 @@ impl TokenGuesses {
                 let token = authorization.and_then(|value| value.to_str().ok()?.split_once(' '));
                 token.map_or_else(|| "caller".to_owned(), |(_, token)| format!("caller {}", redacted(token.trim())))
             }
+        }
+    }
+
+    /// Returns the memory for the answer to a caller that was admitted: that of its kind.
+    pub(super) fn answer_memory_of<'a>(&self, authorization: Option<&HeaderValue>, app: &'a App) -> &'a ClientMemory {
+        match self.tokens.operator_access(authorization) {
+            OperatorAccess::Operator(_) => &app.operator_answer_memory,
+            OperatorAccess::Reader => &app.reader_answer_memory,
+            OperatorAccess::Open | OperatorAccess::Denied => &app.answer_memory,
         }
     }
 

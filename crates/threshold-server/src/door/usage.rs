@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::StatusCode;
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -12,11 +13,12 @@ use threshold_core::address::parse_address;
 use threshold_core::policy::{CostOf, Mode};
 use threshold_core::{Facts, Timestamp};
 
+use super::admin::memory_of;
 use super::json_body::CallerOrReader;
 use super::openapi::{LONG_QUERY, Operation, Schemas};
 use super::query::Query;
 use super::routes::{Route, get};
-use super::{ApiError, App, json};
+use super::{ApiError, App};
 use crate::desk::LimitUsage;
 
 /// The parameters. They are facts of [`/v1/check`](super::http), and an empty one is absent as there.
@@ -81,12 +83,14 @@ fn describe(schemas: &mut Schemas) -> Operation {
 async fn show(
     _: CallerOrReader,
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     Query(query): Query<UsageQuery>,
 ) -> Result<Response, ApiError> {
+    let memory = memory_of(headers.get(AUTHORIZATION), &app).await?;
     let policy = app.desk.policy();
     let usage = app.desk.usage(&policy, &query.facts()?).await?;
     let limits = usage.into_iter().map(LimitBody::from).collect();
-    Ok(json(StatusCode::OK, &UsageBody { limits }))
+    memory.json(&app, &UsageBody { limits })
 }
 
 impl UsageQuery {

@@ -6,6 +6,8 @@ import { count, dateTime, subjectLink, until } from "./format.js";
 
 /** How many bans one request brings. A server may have a hundred thousand. */
 const PAGE = 200;
+// A page with fewer is the last one: one that the server has cut, because reasons are long, has more.
+const FEWEST = 20;
 
 export function penalties({ session }) {
   const canChange = session.role === "operator";
@@ -104,7 +106,7 @@ export function penalties({ session }) {
   async function loadBans(isFirst) {
     const page = await get(`/v1/bans${query({ limit: PAGE, after: isFirst ? null : bans.at(-1)?.id })}`);
     bans = isFirst ? page : [...bans, ...page];
-    more.hidden = page.length < PAGE;
+    more.hidden = page.length < FEWEST;
     draw();
   }
 

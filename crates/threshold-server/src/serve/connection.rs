@@ -12,7 +12,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
@@ -21,6 +21,7 @@ use super::connection_watch::{ConnectionWatch, Socket, WatchedStream};
 use super::http2::{self, ClientBounds, Requests, RequestsInProgress};
 use super::linger::Lingering;
 use super::peers::{Exempt, PeerConnections, PeerSlot};
+use super::places::{Place, Places, Right};
 use super::preface::{Protocol, Reread};
 use crate::door::resp::{self, Ended};
 use crate::door::{Answering, ApiError, App, Bounds, Doors};
@@ -60,31 +61,23 @@ pub(crate) enum Protocols {
 impl Server {
     /// Serves until `stop` is set, then waits at most `drain` for requests in progress. Returns whether all of them ended, or an error
     /// if its socket accepts no more connections.
-    pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>, drain: Duration) -> std::io::Result<bool> {
+    pub(crate) async fn serve(self, stop: watch::Receiver<bool>, drain: Duration) -> std::io::Result<bool> {
         let Self { listener, tls, protocols, doors, bounds } = self;
-        let permits = Arc::new(Semaphore::new(bounds.connections));
+        let places = Places::new(bounds.connections);
         let peers = PeerConnections::new(bounds.connections_per_peer, bounds.requests_per_peer);
         let graceful = GracefulShutdown::new();
+        let mut stopped = stop.clone();
         let requests = RequestsInProgress::new(bounds.requests);
         // One watch for each connection: a waiting request must not make others poll their sockets.
         let client = if protocols == Protocols::Grpc { ClientBounds::PROXY } else { ClientBounds::CLIENT };
-        let service_for =
-            |peer| ConnectionService { doors: doors.clone(), peer, watch: ConnectionWatch::default(), bounds: client };
-        loop {
-            // A permit is acquired before `accept`, so that further connections wait in the kernel's backlog.
-            let permit = tokio::select! {
-                permit = Arc::clone(&permits).acquire_owned() => permit,
-                _ = stop.wait_for(|stop| *stop) => break,
-            };
-            // The semaphore is never closed, so this does not happen.
-            let Ok(permit) = permit else { break };
-            let accepted = tokio::select! {
-                accepted = accept(&listener) => accepted,
-                _ = stop.wait_for(|stop| *stop) => break,
-            };
+        let connection_of = |peer: SocketAddr, peer_slot, right| {
+            let place = Arc::new(take_place(&places, peer.ip(), right, doors.app()));
+            let watch = ConnectionWatch::default();
+            let service =
+                ConnectionService { doors: doors.clone(), peer, watch, bounds: client, place: Arc::clone(&place) };
             let connection = Connection {
-                peer_slot: None,
-                permit,
+                peer_slot,
+                place,
                 // Taken at once, and not after the TLS handshake: a drain also waits for connections that are still
                 // in it.
                 watcher: graceful.watcher(),
@@ -93,20 +86,35 @@ impl Server {
                 stop: stop.clone(),
                 requests: Arc::clone(&requests),
             };
+            (connection, service)
+        };
+        loop {
+            // Before `accept`, so that further connections wait in the kernel's backlog.
+            tokio::select! {
+                () = places.available() => {}
+                _ = stopped.wait_for(|stop| *stop) => break,
+            }
+            let accepted = tokio::select! {
+                accepted = accept(&listener) => accepted,
+                _ = stopped.wait_for(|stop| *stop) => break,
+            };
             match accepted {
                 Ok(Accepted::Unix(stream)) => {
                     // Not counted by peer: all clients of a Unix socket have the same address, and its file mode
                     // limits who they are.
-                    drop(tokio::spawn(connection.serve_plain(stream, service_for(UNIX_SOCKET_PEER))));
+                    let (connection, service) = connection_of(UNIX_SOCKET_PEER, None, Right::Given);
+                    drop(tokio::spawn(connection.serve_plain(stream, service)));
                 }
                 Ok(Accepted::Tcp(stream, peer)) => {
                     // Dropping the stream closes it, before the TLS handshake and before anything is read.
-                    let Some(peer_slot) = admit(&peers, peer.ip(), doors.app()) else { continue };
-                    let connection = Connection { peer_slot: Some(peer_slot), ..connection };
-                    match tls.clone() {
-                        None => drop(tokio::spawn(connection.serve_plain(stream, service_for(peer)))),
-                        Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, service_for(peer)))),
-                    }
+                    let Some((peer_slot, right)) = admit(&peers, peer.ip(), &doors) else { continue };
+                    let (connection, service) = connection_of(peer, Some(peer_slot), right);
+                    let place = Arc::clone(&connection.place);
+                    let task = match tls.clone() {
+                        None => tokio::spawn(connection.serve_plain(stream, service)),
+                        Some(tls) => tokio::spawn(connection.serve_tls(stream, tls, service)),
+                    };
+                    place.set_task(task.abort_handle());
                 }
                 Err(error) if is_unusable(&error) => return Err(error),
                 Err(error) => {
@@ -124,10 +132,12 @@ impl Server {
 
 /// Counts a connection of a peer, or logs that it has too many. Trusted proxies are exempt: they bring the requests of many
 /// clients.
-fn admit(peers: &Arc<PeerConnections>, ip: IpAddr, app: &App) -> Option<PeerSlot> {
-    let desk = &app.desk;
+fn admit(peers: &Arc<PeerConnections>, ip: IpAddr, doors: &Doors) -> Option<(PeerSlot, Right)> {
+    let desk = &doors.app().desk;
     let policy = desk.policy();
     let exempt = if policy.identity().address.trusts(ip) { Exempt::Yes } else { Exempt::No };
+    // A proxy is trusted to name its clients, and not to be an operator.
+    let right = if exempt == Exempt::Yes && !doors.are_for_operators() { Right::Given } else { Right::NotYet };
     let slot = peers.admit(ip, exempt);
     if slot.is_none()
         && let Some(left_out) = peers.refusals.sample(desk.now())
@@ -135,7 +145,19 @@ fn admit(peers: &Arc<PeerConnections>, ip: IpAddr, app: &App) -> Option<PeerSlot
         let ip = shown_address(ip, &policy);
         tracing::warn!(ip, max = peers.max(), left_out, "connection closed: too many connections of its peer");
     }
-    slot
+    slot.map(|slot| (slot, right))
+}
+
+/// Takes a place, or logs that another connection was closed for it.
+fn take_place(places: &Arc<Places>, ip: IpAddr, right: Right, app: &App) -> Place {
+    let (place, closed) = places.take(ip, right);
+    if let Some(ip) = closed
+        && let Some(left_out) = places.closed.sample(app.desk.now())
+    {
+        let ip = shown_address(ip, &app.desk.policy());
+        tracing::warn!(ip, left_out, "connection closed: too many have shown no token yet");
+    }
+    place
 }
 
 /// Logs that a request was answered with 431. Its headers were not parsed, so only the peer's address is known.
@@ -177,6 +199,7 @@ pub(super) struct ConnectionService {
     peer: SocketAddr,
     watch: ConnectionWatch,
     bounds: ClientBounds,
+    place: Arc<Place>,
 }
 
 impl ConnectionService {
@@ -203,6 +226,10 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
             let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
             return Answering::refusing(ApiError::new(status, "headers_too_large", message));
         }
+        // Before the answer: the connection may be closed for another one until then.
+        if !self.place.is_proven() && self.doors.shows_right(request.headers()) {
+            self.place.prove();
+        }
         self.doors.call(self.peer, &self.watch, request)
     }
 }
@@ -218,10 +245,10 @@ fn head_bytes<B>(request: &Request<B>) -> usize {
     fields.fold(line.saturating_add(14), |sum, field| sum.saturating_add(field).saturating_add(4))
 }
 
-/// The permits of one connection. The peer's is released first: the next connection to be accepted may be the same peer's.
+/// The places of one connection. The peer's is released first: the next connection to be accepted may be the same peer's.
 struct Connection {
     peer_slot: Option<PeerSlot>,
-    permit: OwnedSemaphorePermit,
+    place: Arc<Place>,
     watcher: Watcher,
     client_timeout: Duration,
     protocols: Protocols,
@@ -279,7 +306,7 @@ impl Connection {
     }
 
     async fn serve_http2(self, stream: impl Stream, service: ConnectionService) {
-        let Self { peer_slot, permit, watcher, client_timeout, protocols, stop, requests, .. } = self;
+        let Self { peer_slot, place, watcher, client_timeout, protocols, stop, requests, .. } = self;
         let stream = WatchedStream::new(stream, service.watch.clone());
         let mut stream = TimeoutStream::new(if protocols == Protocols::Grpc { stream.copied() } else { stream });
         stream.set_write_timeout(Some(client_timeout));
@@ -287,11 +314,11 @@ impl Connection {
         let bounds = (service.bounds, client_timeout);
         http2::serve(Box::pin(stream), service, requests, bounds, stop).await;
         // A drain waits for the watcher.
-        drop((peer_slot, permit, watcher));
+        drop((peer_slot, place, watcher));
     }
 
     async fn serve_http1(self, stream: impl Stream, service: ConnectionService) {
-        let Self { peer_slot, permit, watcher, client_timeout, .. } = self;
+        let Self { peer_slot, place, watcher, client_timeout, .. } = self;
         let (doors, peer) = (service.doors.clone(), service.peer.ip());
         // hyper has a timeout for reading a head, but none for writing: this one ends connections of clients that do not
         // read. The order matters: the innermost layer drains on shutdown, the outer ones see every write.
@@ -311,7 +338,7 @@ impl Connection {
         }
         // After the connection, lingering close included: until then its socket is open and counts.
         drop(peer_slot);
-        drop(permit);
+        drop(place);
     }
 
     /// Tells a client of HTTP/1.1 that it has found the listener for gRPC. An answer of HTTP/2 would be no text to it.
@@ -333,9 +360,9 @@ impl Connection {
 
     /// Serves a Redis client.
     async fn serve_resp(self, stream: impl Stream, service: ConnectionService) {
-        let Self { peer_slot, permit, watcher, stop, .. } = self;
+        let Self { peer_slot, place, watcher, stop, .. } = self;
         let mut stream = Lingering::new(stream);
-        match resp::serve(service.doors.app(), &mut stream, service.peer.ip(), stop).await {
+        match resp::serve(service.doors.app(), &mut stream, service.peer.ip(), stop, || place.prove()).await {
             Ok(Ended::Closed) => {}
             Ok(Ended::Refused) => stream.refuse(),
             Err(error) => tracing::debug!(%error, "connection ended early"),
@@ -343,6 +370,6 @@ impl Connection {
         // It fails where the client has closed first.
         let _ = stream.shutdown().await;
         // A drain waits for the watcher.
-        drop((peer_slot, permit, watcher));
+        drop((peer_slot, place, watcher));
     }
 }

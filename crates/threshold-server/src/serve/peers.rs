@@ -85,7 +85,7 @@ impl Drop for PeerSlot {
 }
 
 /// Returns the peer that an address belongs to: itself, or its /64, the smallest block that an IPv6 client gets.
-fn group(ip: IpAddr) -> IpAddr {
+pub(super) fn group(ip: IpAddr) -> IpAddr {
     // An IPv4 client of a dual-stack listener has an IPv4-mapped address. All of them are in one /64, and would share
     // one count.
     match ip.to_canonical() {

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 pub(crate) use alerts::SavedAlert;
 use file::{Bounds, FileState, is_damage};
 use fold::Folder;
-pub(crate) use query::{EventQuery, Field, Filter, Page};
+pub(crate) use query::{EventQuery, Field, Filter, PAGE_BYTES, Page};
 use query::{condition, newest, page};
 
 /// The events of one transaction, which must fit into the log.

@@ -137,7 +137,8 @@ fn an_import_that_is_killed_is_on_disk_as_a_whole_or_not_at_all() {
         drop(server);
         let acknowledged = client.wait().unwrap().success();
         let server = start(folder.path());
-        let listed = server.connect().send("GET", "/v1/bans?limit=10000", &[], "").unwrap().json();
+        let listed: Value =
+            serde_json::from_str(&threshold(&server.place, &["bans", "list", "--json"]).unwrap()).unwrap();
         let count = listed.as_array().unwrap().len();
         assert_eq!(count, usize::try_from(COUNT).unwrap(), "round {round}");
         let net = |number: u32| format!("{}/24", std::net::Ipv4Addr::from_bits(0x0b00_0000 + (number << 8)));

@@ -12,36 +12,36 @@ use super::grpc_client::HEALTH;
 use super::process::{PATIENCE, POLICY, Scratch, Server, Start};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
+pub(super) const DATA: u8 = 0;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const RST_STREAM: u8 = 3;
+pub(super) const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const ACK: u8 = 1;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(super) const END_STREAM: u8 = 1;
+pub(super) const END_HEADERS: u8 = 4;
 
 /// A connection on which frames are written by hand.
-struct Frames(TcpStream);
+pub(super) struct Frames(pub(super) TcpStream);
 
 /// A frame.
 #[derive(Debug)]
-struct Frame {
-    kind: u8,
-    stream: u32,
-    payload: Vec<u8>,
+pub(super) struct Frame {
+    pub(super) kind: u8,
+    pub(super) stream: u32,
+    pub(super) payload: Vec<u8>,
 }
 
 impl Frames {
     /// Connects and sends the preface and these settings.
-    fn connect(server: &Server, settings: &[(u16, u32)]) -> Self {
+    pub(super) fn connect(server: &Server, settings: &[(u16, u32)]) -> Self {
         Self::over(server.stream(), settings)
     }
 
-    fn over(stream: TcpStream, settings: &[(u16, u32)]) -> Self {
+    pub(super) fn over(stream: TcpStream, settings: &[(u16, u32)]) -> Self {
         let mut frames = Self(stream);
         frames.0.write_all(PREFACE).unwrap();
         let settings =
@@ -50,12 +50,12 @@ impl Frames {
         frames
     }
 
-    fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> std::io::Result<()> {
+    pub(super) fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> std::io::Result<()> {
         self.0.write_all(&frame(kind, flags, stream, payload))
     }
 
     /// Reads the next frame, and answers a ping, as a client does that is alive. Returns `None` at the end of the connection.
-    fn read(&mut self) -> Option<Frame> {
+    pub(super) fn read(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
         self.0.read_exact(&mut head).ok()?;
         let [a, b, c, kind, flags, stream @ ..] = head;
@@ -68,7 +68,7 @@ impl Frames {
     }
 
     /// Reads until a frame of this kind, which must come.
-    fn read_until(&mut self, kind: u8) -> Frame {
+    pub(super) fn read_until(&mut self, kind: u8) -> Frame {
         std::iter::from_fn(|| self.read()).find(|frame| frame.kind == kind).unwrap_or_else(|| panic!("no frame {kind}"))
     }
 
@@ -79,13 +79,13 @@ impl Frames {
     }
 }
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 /// Encodes header fields without compression.
-fn fields(fields: &[(&str, &str)]) -> Vec<u8> {
+pub(super) fn fields(fields: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     fields.iter().flat_map(|(name, value)| [&[0][..], &text(name), &text(value)].concat()).collect()
 }
@@ -110,7 +110,7 @@ fn check_serves(server: &Server) {
 }
 
 /// Connects from the last of these addresses of this machine, which makes the client another peer.
-fn stream_from(last: u8, address: SocketAddr) -> TcpStream {
+pub(super) fn stream_from(last: u8, address: SocketAddr) -> TcpStream {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let stream = runtime.block_on(async {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -124,13 +124,13 @@ fn stream_from(last: u8, address: SocketAddr) -> TcpStream {
 }
 
 /// The head of a health check, which needs no token.
-fn health() -> Vec<u8> {
+pub(super) fn health() -> Vec<u8> {
     let grpc = [(":path", HEALTH), (":authority", "localhost"), ("content-type", "application/grpc")];
     [fields(&[(":method", "POST"), (":scheme", "http")]), fields(&grpc)].concat()
 }
 
 /// Sends a whole health check. Returns the head of its answer, or `None` at the end of the connection.
-fn check_health(frames: &mut Frames, stream: u32) -> Option<Vec<u8>> {
+pub(super) fn check_health(frames: &mut Frames, stream: u32) -> Option<Vec<u8>> {
     frames.send(HEADERS, END_HEADERS, stream, &health()).ok()?;
     frames.send(DATA, END_STREAM, stream, &[0; 5]).ok()?;
     let answers = std::iter::from_fn(|| frames.read());

@@ -69,4 +69,5 @@ mod store_errors;
 mod tenants;
 mod terminal;
 mod tokens;
+mod unread;
 mod why;

@@ -245,7 +245,7 @@ fn changes_and_locks_are_listed_and_bans_are_lifted_by_a_prefix_or_a_key() {
     let list = folder.path().join("list.txt");
     std::fs::write(&list, ids.join("\n")).unwrap();
     run(&["bans", "import", list.to_str().unwrap(), "--origin", "x"]).unwrap();
-    let listed = server.connect().send("GET", "/v1/bans?limit=10000", &[], "").unwrap().json();
+    let listed: Value = serde_json::from_str(&run(&["bans", "list", "--json"]).unwrap()).unwrap();
     let mut prefixes: Vec<String> =
         listed.as_array().unwrap().iter().map(|ban| ban["id"].as_str().unwrap()[..4].to_owned()).collect();
     prefixes.sort();

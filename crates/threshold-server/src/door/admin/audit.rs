@@ -4,15 +4,19 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_limiter::journal::AuditLine;
 
 use super::operator::Reader;
 use super::page_limit;
+use crate::desk::OperationError;
+use crate::door::client_memory::ListPage;
 use crate::door::query::Query;
-use crate::door::{ApiError, App, json_bytes};
+use crate::door::{ApiError, App};
+
+/// The number of lines that are read at a time: their reasons take memory beside the answer.
+const LINES_AT_ONCE: usize = 100;
 
 /// A line of the audit.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -47,19 +51,36 @@ impl From<(u64, AuditLine)> for AuditBody {
 }
 
 pub(super) async fn list(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     Query(AuditQuery { limit, before }): Query<AuditQuery>,
 ) -> Result<Response, ApiError> {
     let limit = page_limit(limit.as_deref())?;
     let before = before.map(|text| text.parse().map_err(|_| ApiError::bad("before", "before must be a number")));
     let before = before.transpose()?;
-    let reader = Arc::clone(&app);
+    let memory = reader.memory(&app).await?;
+    let shared = Arc::clone(&app);
     // SQLite blocks, and would hold up the requests of this thread.
-    let lines = tokio::task::spawn_blocking(move || reader.desk.audit(before, limit)).await;
-    let lines = lines.map_err(|_| ApiError::from(crate::desk::OperationError::AuditUnreadable))??;
-    let lines: Vec<AuditBody> = lines.into_iter().map(AuditBody::from).collect();
-    let body = serde_json::to_vec(&lines).unwrap_or_default();
-    let permit = app.operator_answer_memory.acquire(body.len()).await?;
-    Ok(json_bytes(StatusCode::OK, permit.body(body, app.bounds.client_timeout)))
+    let page = tokio::task::spawn_blocking(move || page(&shared, before, limit)).await;
+    memory.text(&app, page.map_err(|_| OperationError::AuditUnreadable)??)
+}
+
+/// Returns as many lines as one answer has room for, at most `limit`.
+fn page(app: &App, mut before: Option<u64>, limit: usize) -> Result<String, OperationError> {
+    let (mut page, mut left) = (ListPage::new(), limit);
+    loop {
+        let wanted = left.min(LINES_AT_ONCE);
+        let lines = app.desk.audit(before, wanted)?;
+        let is_last = lines.len() < wanted || left == wanted;
+        left = left.saturating_sub(lines.len());
+        for line in lines {
+            before = Some(line.0);
+            if !page.push(&AuditBody::from(line)) {
+                return Ok(page.end());
+            }
+        }
+        if is_last {
+            return Ok(page.end());
+        }
+    }
 }

@@ -87,7 +87,7 @@ pub(super) async fn replace(
 ) -> Result<Response, ApiError> {
     // Before the body is read, so that only one large body is in memory at a time.
     let _turn = app.desk.import_turn.lock().await;
-    let JsonBody(body) = JsonBody::read(request, &app, MAX_SET_BODY).await?;
+    let JsonBody(body) = JsonBody::read_in_turn(request, &app, MAX_SET_BODY).await?;
     let NewBanSet { reason, duration_sec, until, bans } = read(&body)?;
     let end = end(duration_sec, until).map_err(|message| ApiError::bad("until", message))?;
     // The strings stay borrowed from the body: half a million copies would double the memory of an import.

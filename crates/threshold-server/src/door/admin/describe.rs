@@ -134,7 +134,7 @@ pub(in crate::door) fn operator_call(id: &'static str, summary: &'static str, an
 /// A call that answers with a list.
 fn page(id: &'static str, summary: &'static str, answer: &Value) -> Operation {
     let limit = json!({"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10_000}});
-    operator_call(id, summary, answer).parameter(limit).errors(&[(503, "Too many large answers wait to be read")])
+    operator_call(id, summary, answer).parameter(limit)
 }
 
 fn after() -> Value {

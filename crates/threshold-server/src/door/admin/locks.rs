@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::Timestamp;
@@ -12,8 +11,12 @@ use threshold_core::Timestamp;
 use super::operator::Reader;
 use super::{PageQuery, ban_id, hexadecimal, page_limit};
 use crate::desk::Lock;
+use crate::door::client_memory::{ListPage, PAGE_BYTES};
 use crate::door::query::Query;
-use crate::door::{ApiError, App, json_bytes};
+use crate::door::{ApiError, App};
+
+/// The most accounts for which an answer has room: each takes more than 100 bytes.
+const MAX_LOCKS: usize = PAGE_BYTES / 100;
 
 /// A locked account.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -40,14 +43,16 @@ impl From<Lock> for LockBody {
 }
 
 pub(super) async fn list(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     Query(PageQuery { limit, after }): Query<PageQuery>,
 ) -> Result<Response, ApiError> {
     let limit = page_limit(limit.as_deref())?;
     let after = after.map(|id| ban_id(&id)).transpose()?;
-    let locks: Vec<LockBody> = app.desk.locks(after, limit).await?.into_iter().map(LockBody::from).collect();
-    let body = serde_json::to_vec(&locks).unwrap_or_default();
-    let permit = app.operator_answer_memory.acquire(body.len()).await?;
-    Ok(json_bytes(StatusCode::OK, permit.body(body, app.bounds.client_timeout)))
+    let memory = reader.memory(&app).await?;
+    let locks = app.desk.locks(after, limit.min(MAX_LOCKS)).await?;
+    let mut page = ListPage::new();
+    // The rest is in the next page.
+    let _ = locks.into_iter().all(|lock| page.push(&LockBody::from(lock)));
+    memory.text(&app, page.end())
 }

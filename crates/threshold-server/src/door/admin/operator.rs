@@ -5,9 +5,10 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::request::Parts;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use threshold_limiter::tower::PeerAddr;
 
+use crate::door::client_memory::{MemoryPermit, PAGE_BYTES};
 use crate::door::json_body::require_json_from_pages;
 use crate::door::{ApiError, App};
 use crate::serve::OperatorAccess;
@@ -45,6 +46,27 @@ impl FromRequestParts<Arc<App>> for Operator {
             }
         }
     }
+}
+
+impl Reader {
+    /// Acquires memory for an answer, before anything of it is made.
+    pub(in crate::door) async fn memory(&self, app: &App) -> Result<MemoryPermit, ApiError> {
+        self.memory_for(app, PAGE_BYTES).await
+    }
+
+    /// Acquires memory for an answer that may have so many bytes.
+    pub(in crate::door) async fn memory_for(&self, app: &App, bytes: usize) -> Result<MemoryPermit, ApiError> {
+        let memory = if self.may_change { &app.operator_answer_memory } else { &app.reader_answer_memory };
+        memory.acquire(bytes).await
+    }
+}
+
+/// Acquires memory for an answer that callers and operators may ask for, from that of their kind.
+pub(in crate::door) async fn memory_of(
+    authorization: Option<&HeaderValue>,
+    app: &App,
+) -> Result<MemoryPermit, ApiError> {
+    app.token_guesses.answer_memory_of(authorization, app).acquire(PAGE_BYTES).await
 }
 
 /// Authorizes a request.

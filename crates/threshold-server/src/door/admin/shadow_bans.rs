@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Digest;
@@ -16,7 +15,10 @@ use super::operator::Reader;
 use super::page_limit;
 use crate::desk::Desk;
 use crate::door::query::Query;
-use crate::door::{ApiError, App, json};
+use crate::door::{ApiError, App};
+
+/// The bytes for which memory is acquired for each shadow ban.
+const TYPICAL_BYTES: usize = 512;
 
 /// A shadow ban that this server has brought.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -74,12 +76,13 @@ fn place(subject: &str, standing: Digest, desk: &Desk) -> Option<(Layer, String)
 }
 
 pub(super) async fn list(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     Query(ListQuery { limit }): Query<ListQuery>,
 ) -> Result<Response, ApiError> {
     let limit = page_limit(limit.as_deref())?;
+    let memory = reader.memory_for(&app, limit.saturating_mul(TYPICAL_BYTES)).await?;
     let bans = app.desk.shadow_bans(limit).into_iter();
     let bans: Vec<ShadowBanBody> = bans.map(|ban| ShadowBanBody::new(ban, &app.desk)).collect();
-    Ok(json(StatusCode::OK, &bans))
+    memory.json(&app, &bans)
 }

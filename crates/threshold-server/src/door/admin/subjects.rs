@@ -174,11 +174,12 @@ impl SubjectBody {
 }
 
 pub(super) async fn show(
-    _: Reader,
+    reader: Reader,
     State(app): State<Arc<App>>,
     Path((layer, key)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let target = target(&layer, &key)?;
+    let memory = reader.memory(&app).await?;
     let name = named(target, &app)?;
     let shown = match target {
         Target::Subject(layer, _) if *name != key => app.desk.shown_name(layer, &name),
@@ -192,7 +193,7 @@ pub(super) async fn show(
         }
         (other, _) => other.into(),
     })?;
-    Ok(json(StatusCode::OK, &SubjectBody::new(subject, layer, shown, &app.desk.policy())))
+    memory.json(&app, &SubjectBody::new(subject, layer, shown, &app.desk.policy()))
 }
 
 pub(super) async fn forgive(

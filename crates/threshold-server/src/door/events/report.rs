@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash as _;
 use std::io::{BufRead as _, BufReader, Read};
-use std::time::Duration;
 
 use flate2::read::MultiGzDecoder;
 use http::StatusCode;
@@ -22,10 +21,9 @@ use threshold_core::path::normalize_method;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::text::printable;
 use threshold_core::{Facts, Timestamp};
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::timeout;
 
 use crate::door::ApiError;
+use crate::door::client_memory::{ClientMemory, MemoryPermit};
 use crate::log::LogSampler;
 use crate::signals::MAX_REPORT;
 
@@ -46,7 +44,7 @@ const MAX_FAULTS: usize = 10;
 const MAX_COUNT: u64 = 1_000_000_000;
 /// The most bodies that are read at once, and how long others wait.
 const TURNS: usize = 2;
-const TURN_TIMEOUT: Duration = Duration::from_secs(5);
+const BUSY: &str = "too many events are being reported; try again";
 
 /// What a report has told.
 #[derive(Debug, Default)]
@@ -443,22 +441,20 @@ fn unreadable(error: &std::io::Error) -> ApiError {
 /// The turns of reports, and the log of lines that were refused.
 #[derive(Debug)]
 pub(in crate::door) struct EventReports {
-    turns: Semaphore,
+    turns: ClientMemory,
     refusals: LogSampler,
 }
 
 impl Default for EventReports {
     fn default() -> Self {
-        Self { turns: Semaphore::new(TURNS), refusals: LogSampler::default() }
+        Self { turns: ClientMemory::new(TURNS * MAX_BODY, BUSY), refusals: LogSampler::default() }
     }
 }
 
 impl EventReports {
     /// Waits until a body may be read.
-    pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, ApiError> {
-        let busy =
-            || ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many events are being reported; try again");
-        timeout(TURN_TIMEOUT, self.turns.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())
+    pub(super) async fn turn(&self) -> Result<MemoryPermit, ApiError> {
+        self.turns.acquire(MAX_BODY).await
     }
 
     /// Logs that lines of a report were refused while others were counted: Logpush tells nobody what it is answered with 200.

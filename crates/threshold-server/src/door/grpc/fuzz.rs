@@ -16,6 +16,7 @@ use super::proto::{CheckRequest, Entry, RateLimitDescriptor, RateLimitOverride, 
 use super::*;
 use crate::desk::Desk;
 use crate::door::Bounds;
+use crate::door::client_memory::ClientMemory;
 use crate::serve::Tokens;
 
 /// How long each test goes on, unless `THRESHOLD_FUZZ_SECS` says otherwise.
@@ -111,6 +112,7 @@ impl http_body::Body for FramedBody {
 #[test]
 fn a_message_is_read_alike_in_any_number_of_frames() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let memory = ClientMemory::for_bodies(64);
     let cases = (prop::collection::vec(any::<u8>(), 0..40), any::<prop::sample::Index>(), 0..8_u8);
     until_time_is_up(|runner| {
         runner
@@ -118,7 +120,7 @@ fn a_message_is_read_alike_in_any_number_of_frames() {
                 let framed = [&[0, 0, 0, 0, length][..], &message].concat();
                 let (before, after) = framed.split_at(cut.index(framed.len()));
                 let frames = FramedBody([before, after].map(Bytes::copy_from_slice).into());
-                let read: Result<RateLimitRequest, _> = runtime.block_on(wire::read(frames, 64));
+                let read: Result<RateLimitRequest, _> = runtime.block_on(wire::read(frames, 64, &memory));
                 prop_assert_eq!(read, wire::decode(Bytes::from(framed)));
                 Ok(())
             })

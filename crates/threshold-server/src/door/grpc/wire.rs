@@ -13,6 +13,9 @@ use http_body_util::{BodyExt as _, Full};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
 
+use crate::door::client_memory::ClientMemory;
+use crate::door::json_body::SMALL_BODY;
+
 /// The bytes before a message: a flag that says whether it is compressed, and its length.
 const PREFIX: usize = 5;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -93,21 +96,30 @@ impl GrpcError {
     }
 }
 
-/// Reads the one message of a call, of at most `max` bytes.
-pub(super) async fn read<B, M>(mut body: B, max: usize) -> Result<M, GrpcError>
+/// Reads the one message of a call, of at most `max` bytes. One that is not small holds memory meanwhile.
+pub(super) async fn read<B, M>(mut body: B, max: usize, memory: &ClientMemory) -> Result<M, GrpcError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     M: Message + Default,
 {
     let mut first = Bytes::new();
-    let mut joined = BytesMut::new();
+    let (mut joined, mut acquired) = (Vec::new(), None);
     while let Some(frame) = body.frame().await {
         let early = |_| GrpcError::new(GrpcCode::Internal, "the message ended too early");
         let Ok(data) = frame.map_err(early)?.into_data() else { continue };
         // `joined` contains `first`, so the larger of the two is the sum so far.
-        if first.len().max(joined.len()).saturating_add(data.len()) > max.saturating_add(PREFIX) {
+        let sum = first.len().max(joined.len()).saturating_add(data.len());
+        if sum > max.saturating_add(PREFIX) {
             let message = format!("a message has at most {max} bytes");
             return Err(GrpcError::new(GrpcCode::ResourceExhausted, message));
+        }
+        if sum > SMALL_BODY && acquired.is_none() {
+            let whole = declared(if joined.is_empty() { &first } else { &joined }).unwrap_or(max).min(max);
+            let busy = |_| GrpcError::new(GrpcCode::ResourceExhausted, "too many large messages are being read");
+            // Without waiting: Envoy does not, and what is unread holds up the other calls on its connection.
+            acquired = Some(memory.try_acquire(whole).map_err(busy)?);
+            // No more than was acquired: a vector that grows by itself has twice as much.
+            joined.reserve_exact(whole.saturating_add(PREFIX));
         }
         // Most messages arrive in one frame, and are not copied.
         if first.is_empty() {
@@ -119,7 +131,15 @@ where
         }
         joined.extend_from_slice(&data);
     }
-    decode(if joined.is_empty() { first } else { joined.freeze() })
+    let read = decode(if joined.is_empty() { first } else { joined.into() });
+    drop(acquired);
+    read
+}
+
+/// Returns the length of a message by its prefix, if that has come.
+fn declared(begun: &[u8]) -> Option<usize> {
+    let [_, length @ ..] = *begun.first_chunk::<PREFIX>()?;
+    usize::try_from(u32::from_be_bytes(length)).ok()
 }
 
 /// Decodes a message with its prefix.

@@ -44,7 +44,7 @@ fn connect(door: &Arc<App>) -> (DuplexStream, watch::Sender<bool>, tokio::task::
     let (client, mut server) = duplex(1 << 20);
     let (stop, stopped) = watch::channel(false);
     let door = Arc::clone(door);
-    let serving = tokio::spawn(async move { serve(&door, &mut server, PEER, stopped).await });
+    let serving = tokio::spawn(async move { serve(&door, &mut server, PEER, stopped, || ()).await });
     (client, stop, serving)
 }
 
@@ -436,7 +436,7 @@ async fn a_client_has_a_time_to_send_to_read_and_to_be_idle() {
     let (_stop, stopped) = watch::channel(false);
     let (mut unread, mut writes) = tokio::io::split(client);
     let sending = tokio::spawn(async move { while writes.write_all(&b"PING\r\n".repeat(64)).await.is_ok() {} });
-    let error = serve(&open, &mut server, PEER, stopped).await.unwrap_err();
+    let error = serve(&open, &mut server, PEER, stopped, || ()).await.unwrap_err();
     assert_eq!((error.kind(), before.elapsed()), (std::io::ErrorKind::TimedOut, patience));
     drop(server);
     sending.await.unwrap();

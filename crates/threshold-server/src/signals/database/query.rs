@@ -8,7 +8,7 @@ use threshold_core::Timestamp;
 use super::{integer, limit, millis};
 
 /// The most bytes of events in one page, above which it has fewer than were asked for.
-const PAGE_BYTES: usize = 4 << 20;
+pub(crate) const PAGE_BYTES: usize = 1 << 20;
 
 /// As [`Event::is_login`](threshold_core::Event::is_login).
 const IS_LOGIN: &str = "(event ->> 'cause' IS 'login' OR rule IS NULL AND endpoint IS 'login')";

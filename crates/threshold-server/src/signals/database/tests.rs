@@ -30,8 +30,16 @@ fn path(folder: &TestFolder) -> PathBuf {
 }
 
 fn all(database: &EventDatabase) -> Vec<Event> {
-    let page = database.page(&EventQuery { after: Some(0), limit: 100_000, ..EventQuery::default() }).unwrap();
-    page.events.iter().map(|(_, json)| Event::from_json(json).unwrap()).collect()
+    let (mut all, mut after) = (Vec::new(), 0);
+    loop {
+        let query = EventQuery { after: Some(after), limit: 100_000, ..EventQuery::default() };
+        let page = database.page(&query).unwrap();
+        if page.events.is_empty() {
+            return all;
+        }
+        all.extend(page.events.iter().map(|(_, json)| Event::from_json(json).unwrap()));
+        after = page.next;
+    }
 }
 
 fn sum(events: &[Event]) -> u64 {
