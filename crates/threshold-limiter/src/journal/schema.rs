@@ -58,8 +58,10 @@ impl Schema {
     }
 }
 
-/// Kind, name, table and SQL of everything in a database.
-fn definitions(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String, Option<String>)>> {
+/// Kind, name, table and SQL of something in a database.
+type Definition = (String, String, String, Option<String>);
+
+fn definitions(connection: &Connection) -> rusqlite::Result<BTreeSet<Definition>> {
     let mut select = connection.prepare("SELECT type, name, tbl_name, sql FROM sqlite_schema")?;
     let found = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
     found.collect()

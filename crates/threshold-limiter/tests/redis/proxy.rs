@@ -31,6 +31,7 @@ pub(crate) struct Proxy {
     address: SocketAddr,
     mode: Arc<watch::Sender<Mode>>,
     delay: Arc<AtomicU64>,
+    calls: Arc<AtomicU64>,
     accepts: AbortHandle,
 }
 
@@ -40,9 +41,10 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, socket) = (listener.local_addr().unwrap(), server.socket());
         let (mode, delay) = (Arc::new(watch::Sender::new(Mode::Forward)), Arc::new(AtomicU64::new(0)));
-        let link = Link { mode: Arc::clone(&mode), delay: Arc::clone(&delay) };
+        let calls = Arc::new(AtomicU64::new(0));
+        let link = Link { mode: Arc::clone(&mode), delay: Arc::clone(&delay), calls: Arc::clone(&calls) };
         let accepts = tokio::spawn(accept(listener, socket, link)).abort_handle();
-        Self { address, mode, delay, accepts }
+        Self { address, mode, delay, calls, accepts }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -57,6 +59,11 @@ impl Proxy {
     pub(crate) fn set_delay(&self, delay: Duration) {
         self.delay.store(u64::try_from(delay.as_millis()).unwrap(), Ordering::Relaxed);
     }
+
+    /// Returns how many calls of scripts have passed.
+    pub(crate) fn script_calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Proxy {
@@ -69,6 +76,7 @@ impl Drop for Proxy {
 struct Link {
     mode: Arc<watch::Sender<Mode>>,
     delay: Arc<AtomicU64>,
+    calls: Arc<AtomicU64>,
 }
 
 async fn accept(listener: TcpListener, socket: PathBuf, link: Link) {
@@ -104,7 +112,7 @@ async fn serve(client: TcpStream, socket: PathBuf, link: Link) {
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    Link { mode, delay }: &Link,
+    Link { mode, delay, calls }: &Link,
     replies: bool,
 ) {
     let (sender, mut receiver) = mpsc::channel::<(Instant, Vec<u8>)>(1_024);
@@ -112,6 +120,11 @@ async fn copy(
         let mut buffer = vec![0; 65_536];
         loop {
             let Ok(length @ 1..) = from.read(&mut buffer).await else { return };
+            if !replies {
+                // A name that two chunks share is not counted. That is rare.
+                let count = buffer[..length].windows(7).filter(|name| name == b"EVALSHA").count();
+                calls.fetch_add(u64::try_from(count).unwrap(), Ordering::Relaxed);
+            }
             let delay = Duration::from_millis(delay.load(Ordering::Relaxed));
             if sender.send((Instant::now() + delay, buffer[..length].to_vec())).await.is_err() {
                 return;
