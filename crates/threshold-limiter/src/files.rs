@@ -13,7 +13,7 @@ use std::path::Path;
 pub enum Trust {
     /// Nothing else: an operator names the file, and reads it as any file.
     Any,
-    /// That not everybody can write to it: a policy, which may belong to whoever deploys it.
+    /// That not everybody can write to it: a policy, which may belong to the user that deploys it.
     Settings,
     /// That it belongs to this user or to root, and nobody else can write to it: keys and certificates. Kubernetes mounts them as
     /// symbolic links to files of root that a group can read.

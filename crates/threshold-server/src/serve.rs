@@ -91,9 +91,7 @@ pub(crate) fn run_with(
         anyhow::bail!("{}: {reason}", source.name);
     }
     source.warn_of_zero_limits();
-    for reason in unsafe_folders(args, Some(&policy)) {
-        tracing::warn!(reason, "others can replace files of this server");
-    }
+    warn_of_folders(args, &policy);
     let (mut policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
     let written = policy.clone();
     let mut tenants = args.tenants.as_deref().map(TenantFolder::open).transpose()?;
@@ -519,6 +517,12 @@ fn unsafe_folders(args: &ServeArgs, policy: Option<&Policy>) -> BTreeSet<String>
     let folder = |file: &Path| file.parent().map(|parent| Path::new(".").join(parent));
     let folders = files.into_iter().flatten().filter_map(folder).chain(args.tenants.clone());
     folders.filter_map(|folder| unsafe_folder(&folder)).collect()
+}
+
+fn warn_of_folders(args: &ServeArgs, policy: &Policy) {
+    for reason in unsafe_folders(args, Some(policy)) {
+        tracing::warn!(reason, "others can replace files of this server");
+    }
 }
 
 /// Reads a secret of the installation from the environment, and checks its length.

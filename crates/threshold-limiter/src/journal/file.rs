@@ -73,7 +73,7 @@ impl JournalFile {
         open_or_create(path).map_err(JournalError::io(path))?;
         let mark = commit_mark::read(&lock);
         let (connection, mut inspection) = inspect(path)?;
-        // It may have changed what was written. Which rows are right, no checksum says: whoever could add it could write one.
+        // It may have changed what was written. Which rows are right, no checksum says: who could add it could write one too.
         if let Some(added) = inspection.added {
             return Err(JournalError::Added(path.into(), added));
         }

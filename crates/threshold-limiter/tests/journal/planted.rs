@@ -137,7 +137,7 @@ fn the_own_group_may_write_to_a_journal() {
     assert!(open(&scratch.db()).unwrap_err().contains("has the permissions 660, so that others can write to it"));
 }
 
-/// Counters are read after the journal, and by whoever has no journal.
+/// Counters are also read by programs that open no journal.
 #[test]
 fn planted_counters_are_not_read() {
     let scratch = Scratch::new();

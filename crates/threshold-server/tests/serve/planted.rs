@@ -117,7 +117,7 @@ fn no_planted_file_is_used_and_no_pipe_blocks_the_start() {
         };
         plant(0o606);
         expect("run chmod ");
-        // A policy may belong to whoever deploys it.
+        // A policy may belong to the user that deploys it.
         if name != "policy.toml" {
             plant(0o600);
             give_away(&file);
@@ -179,7 +179,7 @@ fn a_file_that_is_replaced_by_a_planted_one_is_not_loaded() {
     assert!(server.wait().0.success());
 }
 
-/// Whoever can replace a file need not be able to write to it.
+/// Who can replace a file need not be able to write to it.
 #[test]
 fn a_folder_that_everybody_can_write_to_is_told() {
     let place = Place::new();
