@@ -190,7 +190,6 @@ pub(super) fn in_millis(at: Timestamp) -> Timestamp {
 }
 
 /// Returns a time of an alarm as a date of JavaScript.
-#[expect(clippy::cast_precision_loss, reason = "milliseconds until the year 287,000 are below 2^53")]
 pub(super) fn to_date(at: Timestamp) -> Date {
     Date::new(&JsValue::from_f64((at.micros() / 1_000) as f64))
 }
