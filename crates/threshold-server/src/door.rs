@@ -64,7 +64,7 @@ use crate::desk::{Desk, new_trace};
 use crate::log::LogSampler;
 use crate::otlp::Parent;
 use crate::policy_file::PolicyFile;
-use crate::serve::{ConnectionWatch, OperatorAccess, Tokens};
+use crate::serve::{ConnectionWatch, Tokens};
 #[cfg(test)]
 use crate::signals::database::Retention;
 use crate::signals::sinks::Sinks;
@@ -77,7 +77,7 @@ pub(crate) use hosts::{HostName, Hosts};
 use request_ids::RequestIds;
 #[cfg(test)]
 pub(crate) use test_server::KeyValueStore;
-use token_guesses::TokenGuesses;
+use token_guesses::{Shown, TokenGuesses};
 
 /// The state that all doors share.
 #[derive(Debug)]
@@ -277,13 +277,11 @@ impl Doors {
 
     /// Whether a request shows that its client may use this listener: it has a right token, or needs none.
     pub(crate) fn shows_right(&self, headers: &HeaderMap) -> bool {
-        let tokens = &self.app.tokens;
-        let authorization = headers.get(AUTHORIZATION);
+        let (tokens, authorization) = (&self.app.token_guesses, headers.get(AUTHORIZATION));
         let of_audience = match self.audience {
-            Audience::Operators => tokens.operator_access(authorization) != OperatorAccess::Denied,
+            Audience::Operators => tokens.is_operators(authorization),
             Audience::Everyone | Audience::Callers | Audience::Grpc => {
-                let is_known = authorization.is_some_and(|authorization| tokens.is_any_known(authorization));
-                is_known || tokens.admit_proxy(headers.get(forward_auth::TOKEN))
+                tokens.is_any(authorization) || tokens.admits(Shown::Token(headers.get(forward_auth::TOKEN)))
             }
         };
         of_audience || session::is_signed_in(&self.app, headers)

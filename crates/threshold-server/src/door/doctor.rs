@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};

@@ -199,6 +199,16 @@ impl TokenGuesses {
         }
     }
 
+    /// Whether a request shows a right token of any kind. A wrong one is counted where the request is answered.
+    pub(super) fn is_any(&self, authorization: Option<&HeaderValue>) -> bool {
+        authorization.is_some_and(|shown| self.tokens.is_any_known(shown))
+    }
+
+    /// Whether a request shows an operator's token, or operators need none. A wrong one is counted where the request is answered.
+    pub(super) fn is_operators(&self, authorization: Option<&HeaderValue>) -> bool {
+        self.tokens.operator_access(authorization) != OperatorAccess::Denied
+    }
+
     /// Returns the memory for the answer to a caller that was admitted: that of its kind.
     pub(super) fn answer_memory_of<'a>(&self, authorization: Option<&HeaderValue>, app: &'a App) -> &'a ClientMemory {
         match self.tokens.operator_access(authorization) {

@@ -12,10 +12,10 @@ use super::grpc_client::HEALTH;
 use super::process::{PATIENCE, POLICY, Scratch, Server, Start};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-pub(super) const DATA: u8 = 0;
+const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
-pub(super) const RST_STREAM: u8 = 3;
-pub(super) const SETTINGS: u8 = 4;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
@@ -68,7 +68,7 @@ impl Frames {
     }
 
     /// Reads until a frame of this kind, which must come.
-    pub(super) fn read_until(&mut self, kind: u8) -> Frame {
+    fn read_until(&mut self, kind: u8) -> Frame {
         std::iter::from_fn(|| self.read()).find(|frame| frame.kind == kind).unwrap_or_else(|| panic!("no frame {kind}"))
     }
 
@@ -79,7 +79,7 @@ impl Frames {
     }
 }
 
-pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
@@ -124,7 +124,7 @@ pub(super) fn stream_from(last: u8, address: SocketAddr) -> TcpStream {
 }
 
 /// The head of a health check, which needs no token.
-pub(super) fn health() -> Vec<u8> {
+fn health() -> Vec<u8> {
     let grpc = [(":path", HEALTH), (":authority", "localhost"), ("content-type", "application/grpc")];
     [fields(&[(":method", "POST"), (":scheme", "http")]), fields(&grpc)].concat()
 }

@@ -221,7 +221,7 @@ fn silent_connections_keep_no_trusted_proxy_from_grpc() {
     }
     // Another address has its place: those with the most silent connections lose them.
     let mut other = Frames::over(stream_from(20, address), &[]);
-    let more: Vec<TcpStream> = (0..300).map(|n| stream_from(1 + n as u8 % 10, address)).collect();
+    let more: Vec<TcpStream> = (0..300).map(|n| stream_from(u8::try_from(1 + n % 10).unwrap(), address)).collect();
     assert_eq!(check_health(&mut other, 1).unwrap().first(), Some(&0x88));
     drop((silent, more));
 }
