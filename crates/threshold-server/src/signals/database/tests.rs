@@ -74,6 +74,32 @@ fn events_are_kept_once_in_order_and_outlive_the_process() {
     assert_eq!((memory.lost(), memory.unnamed()), (0, 0));
 }
 
+/// A trigger, which somebody has added, kept events out of the file.
+///
+/// Woken by leaving out `has_own_schema`, and, in a file that is open, `SQLITE_DBCONFIG_ENABLE_TRIGGER`.
+#[test]
+fn a_trigger_keeps_no_event_out_of_the_file() {
+    let folder = TestFolder::new();
+    let path = path(&folder);
+    let trigger = "CREATE TRIGGER keep BEFORE INSERT ON rate_limit_events BEGIN SELECT RAISE(IGNORE); END";
+    let add = |sql: &str| Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    database.insert(&[event(1, "")], START);
+    add(trigger);
+    database.insert(&[event(2, "")], later(1));
+    assert_eq!(all(&database).len(), 2);
+    drop(database);
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    assert!(PathBuf::from(format!("{}.damaged", path.display())).exists());
+    database.insert(&[event(3, "")], later(2));
+    assert_eq!(all(&database), [event(3, "")]);
+    drop(database);
+    // What a tool has analysed is kept.
+    add("ANALYZE");
+    let database = EventDatabase::open(Some(&path), RETENTION, START);
+    assert_eq!(all(&database), [event(3, "")]);
+}
+
 #[test]
 fn pages_follow_each_other_and_filters_choose() {
     let database = EventDatabase::open(None, RETENTION, START);
