@@ -663,7 +663,7 @@ fn many_methods_do_not_multiply_the_work_of_a_review() {
     };
     let draft: String = (0..36).map(rule).collect();
     assert!((20_000..24_000).contains(&draft.len()), "{}", draft.len());
-    let review = Policy::review_draft(&draft, &|_| None, ReviewWork::of_draft(5_000_000, &|| true));
+    let review = Policy::review_draft(&draft, &|_| None, ReviewWork::of_draft(20_000_000, &|| true));
     assert_eq!(review.findings, []);
     assert!(review.policy.is_some());
 }
