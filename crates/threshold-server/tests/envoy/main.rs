@@ -1,6 +1,6 @@
 //! Tests a real Envoy with its rate limit filter and with its external authorization.
 //!
-//! `./test` installs it: `THRESHOLD_ENVOY` is the program.
+//! `./test` installs it: `THRESHOLD_ENVOY` is the program, and `THRESHOLD_RATELIMIT` the source of envoyproxy/ratelimit.
 
 #![expect(
     clippy::indexing_slicing,
@@ -14,11 +14,17 @@
 mod client;
 mod front;
 #[expect(dead_code, reason = "the server's tests use all of it")]
+#[path = "../serve/grpc_client.rs"]
+mod grpc_client;
+mod import;
+#[expect(dead_code, reason = "the server's tests use all of it")]
 #[path = "../serve/origin.rs"]
 mod origin;
 #[expect(dead_code, reason = "the server's tests use all of it")]
 #[path = "../serve/process.rs"]
 mod process;
+#[path = "../../src/door/grpc/proto.rs"]
+mod proto;
 
 use std::time::{Duration, Instant};
 
