@@ -6,6 +6,8 @@ mod select;
 mod tests;
 mod write;
 
+use threshold_core::policy::MAX_RULES;
+
 use crate::source::Source;
 use file::Domain;
 use select::{Selection, Work};
@@ -29,9 +31,26 @@ pub(super) fn import(sources: &[Source]) -> anyhow::Result<String> {
     for (domain, source) in domains.iter().zip(sources) {
         selections.push(Selection::of(&domain.nodes, &mut work).map_err(|error| error.of(&source.name))?);
     }
+    check_number(&selections)
+        .map_err(|(place, error)| error.of(sources.get(place).map_or("", |source| &source.name)))?;
     let imported = domains.iter().zip(sources).zip(&selections);
     let imported = imported.map(|((domain, source), selection)| Imported { file: &source.name, domain, selection });
     Ok(write::policy(&imported.collect::<Vec<_>>()))
+}
+
+/// Checks that one policy holds all rules. Else the error is of the first descriptor beyond it, in the file at this place.
+fn check_number(selections: &[Selection<'_>]) -> Result<(), (usize, ImportError)> {
+    let needed: usize = selections.iter().map(|own| own.rules.len().saturating_add(own.exceptions.len())).sum();
+    let all = selections.iter().enumerate();
+    let mut all = all.flat_map(|(place, own)| own.rules.iter().map(move |rule| (place, rule.node().line)));
+    let first = all.clone().nth(MAX_RULES).or(all.next_back());
+    match first.filter(|_| needed > MAX_RULES) {
+        None => Ok(()),
+        Some((place, line)) => {
+            let message = format!("a policy holds at most {MAX_RULES} rules, and this configuration needs {needed}");
+            Err((place, ImportError::new(line, message)))
+        }
+    }
 }
 
 /// A domain, the file that it is from, and its rules.

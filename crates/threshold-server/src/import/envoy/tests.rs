@@ -444,6 +444,10 @@ fn many_values_of_one_key_are_many_rules() {
         .collect();
     let policy = parse(&import("many.yaml", &format!("domain: d\ndescriptors:\n{values}")).unwrap());
     assert_eq!(policy.rules().len(), 200);
+    let values: String =
+        (0..1_001).map(|n| format!("- {{key: user, value: u{n}, rate_limit: {{unlimited: true}}}}\n")).collect();
+    let error = import("many.yaml", &format!("domain: d\ndescriptors:\n{values}")).unwrap_err().to_string();
+    assert_eq!(error, "many.yaml:1003: a policy holds at most 1000 rules, and this configuration needs 1001");
 }
 
 #[test]
