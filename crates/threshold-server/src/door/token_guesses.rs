@@ -304,7 +304,7 @@ mod tests {
     use axum::body::Body;
     use http::Request;
     use http::header::CONTENT_TYPE;
-    use http_body_util::BodyExt as _;
+    use http_body_util::{BodyExt as _, Collected};
     use serde_json::json;
     use threshold_core::Policy;
     use threshold_limiter::ManualClock;
@@ -423,7 +423,7 @@ mod tests {
         let status = response.status();
         // Some answers are streams without an end.
         let body = tokio::time::timeout(DELAY, response.into_body().collect()).await;
-        let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
+        let body = body.ok().and_then(Result::ok).map(Collected::to_bytes).unwrap_or_default();
         // Without trace ids and times, of which no two answers have the same.
         (status, String::from_utf8_lossy(&body).chars().filter(|c| !c.is_ascii_hexdigit()).collect())
     }

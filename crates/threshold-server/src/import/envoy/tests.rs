@@ -272,7 +272,7 @@ fn yaml(tree: &[Descriptor]) -> String {
             ));
             match &own.rate_limit {
                 Some(limit) if limit.unlimited => {
-                    text.push_str(&format!("{indent}  rate_limit: {{unlimited: true}}\n"))
+                    text.push_str(&format!("{indent}  rate_limit: {{unlimited: true}}\n"));
                 }
                 Some(limit) => {
                     text.push_str(&format!(
