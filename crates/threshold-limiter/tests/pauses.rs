@@ -45,7 +45,27 @@ fn a_pause_of_nothing_is_an_error() {
     let host = Facts { host: Some("a.example"), ..Facts::default() };
     assert_eq!(limiter.pause(Layer::User, "ada", MINUTE), Err(PauseError::NoSubject));
     assert_eq!(limiter.pause_rule("providers", &host, MINUTE), Err(PauseError::NoRule));
-    assert_eq!(limiter.pause_rule("provider", &Facts::default(), MINUTE), Err(PauseError::NoRule));
+    assert_eq!(limiter.pause_rule("provider", &Facts::default(), MINUTE), Err(PauseError::NoKey));
+}
+
+/// A pause of a host for a year could not be ended: a subject has a layer, and a host has none.
+#[test]
+fn a_pause_of_a_rule_is_ended_by_the_rule() {
+    let rules = "[[rule]]\nname = 'provider'\nper = ['tenant', 'host']\nlimit = '1/day'\n";
+    let (limiter, _) = limiter(rules);
+    let call = |host| Facts { host: Some(host), tenant: Some("acme"), ..Facts::default() };
+    for host in ["a.example", "b.example"] {
+        limiter.pause_rule("provider", &call(host), 60 * MINUTE).unwrap();
+    }
+    assert_eq!(limiter.forgive_rule("providers", &call("a.example")), Err(PauseError::NoRule));
+    assert_eq!(limiter.forgive_rule("provider", &Facts::default()), Err(PauseError::NoKey));
+    limiter.forgive_rule("provider", &call("a.example")).unwrap();
+    assert!(limiter.check(&call("a.example")).unwrap().allowed());
+    assert!(!limiter.check(&call("b.example")).unwrap().allowed());
+    // What was used is cleared too.
+    assert!(!limiter.check(&call("a.example")).unwrap().allowed());
+    limiter.forgive_rule("provider", &call("a.example")).unwrap();
+    assert!(limiter.check(&call("a.example")).unwrap().allowed());
 }
 
 /// A limiter of one limit had no pause at all.

@@ -81,7 +81,7 @@ fn place(path: &Path) -> (Option<usize>, String) {
 
 /// A JSON object. serde's derived structs would also accept an array of their values.
 #[derive(Debug)]
-pub(crate) struct Object<T>(pub(crate) T);
+pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

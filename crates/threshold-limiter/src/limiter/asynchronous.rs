@@ -126,7 +126,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 self.bans.forget_name(standing);
             }
             // Its records may not have moved to the present secret yet.
-            self.forgive_previous(layer, key).await?;
+            self.forgive_previous(|previous| previous.forgiven_keys(layer, key)).await?;
             self.made_room(room);
             Ok(())
         })

@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use threshold_core::command::{Command, KeyMoves};
 use threshold_core::key::TextKeys;
 use threshold_core::lockout::{Attempt, LoginRequest};
+use threshold_core::plan::SubjectKeys;
 use threshold_core::policy::Layer;
 use threshold_core::{Decision, Digest, DigestKey, Facts, Limit, Outcome, Plan, Policy, Receipt};
 
@@ -210,9 +211,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// Removes what is still stored of a subject under digests of the old secret.
-    pub(super) async fn forgive_previous(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
+    pub(super) async fn forgive_previous(&self, keys: impl FnOnce(&Policy) -> SubjectKeys) -> Result<(), StoreError> {
         let Some(previous) = &self.previous else { return Ok(()) };
-        let keys = previous.policy.load().forgiven_keys(layer, key);
+        let keys = keys(&previous.policy.load());
         self.execute(Command::Forgive { keys }).await.map(drop)
     }
 

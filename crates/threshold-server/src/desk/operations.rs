@@ -260,10 +260,9 @@ impl Desk {
     /// for the disk, at most ten a second are recorded, and it is made even if it cannot be recorded.
     pub(crate) async fn pause(&self, who: &str, layer: Layer, key: &str, seconds: u64) -> Result<bool, OperationError> {
         let length = pause_length(seconds)?;
-        let key = &*self
-            .policy()
-            .subject_key(layer, key)
-            .map_err(|error| OperationError::invalid("key", error.to_string()))?;
+        let policy = self.policy();
+        // The global layer has one budget, without a name.
+        let key = &*if layer == Layer::Global { key.into() } else { Target::Subject(layer, key).spelled(&policy)? };
         match self.limiter.pause_async(layer, key, length.into()).await {
             Ok(()) => {}
             Err(PauseError::Store(error)) => return Err(error.into()),
@@ -283,12 +282,33 @@ impl Desk {
         seconds: u64,
     ) -> Result<(), OperationError> {
         let length = pause_length(seconds)?;
-        self.limiter.pause_rule_async(rule, facts, length.into()).await.map_err(|error| match error {
-            PauseError::Store(error) => error.into(),
-            error => OperationError::invalid("rule", error.to_string()),
-        })?;
+        self.limiter.pause_rule_async(rule, facts, length.into()).await.map_err(not_of_a_rule)?;
         self.record_pause(who, length, ("rule", rule));
         Ok(())
+    }
+
+    /// Clears what a rule has counted under the same key as a request with these facts, with its pause.
+    pub(crate) async fn forgive_rule(
+        &self,
+        who: &str,
+        rule: &str,
+        facts: &Facts<'_>,
+        reason: Option<&str>,
+    ) -> Result<(), OperationError> {
+        let reason = reason.map_or(Ok(""), reason_of)?;
+        let turn = self.operations.lock().await;
+        let entry = Entry { who, action: "forgive".to_owned(), layer: "rule", key: rule, why: reason };
+        let change = self.begin(entry)?;
+        match self.limiter.forgive_rule_async(rule, facts).await {
+            Ok(()) => change.confirm(),
+            Err(PauseError::Store(error)) => return Err(change.fail(error)),
+            Err(error) => {
+                change.withdraw();
+                return Err(not_of_a_rule(error));
+            }
+        }
+        drop(turn);
+        self.acknowledged().await
     }
 
     /// Records a pause after it was made.
@@ -306,6 +326,15 @@ impl Desk {
     /// Waits until a change is on disk.
     pub(super) async fn acknowledged(&self) -> Result<(), OperationError> {
         self.wait_until_saved(SAVE_TIMEOUT).await.map_err(|_| OperationError::NotSaved)
+    }
+}
+
+/// Says which field of a call names nothing that a rule counts.
+fn not_of_a_rule(error: PauseError) -> OperationError {
+    match error {
+        PauseError::Store(error) => error.into(),
+        PauseError::NoKey => OperationError::invalid("request", error.to_string()),
+        error => OperationError::invalid("rule", error.to_string()),
     }
 }
 

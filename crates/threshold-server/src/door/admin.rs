@@ -135,6 +135,7 @@ pub(super) fn routes() -> Vec<Route> {
         get("/v1/audit", audit::list, describe::audit),
         get(subject, subjects::show, describe::subject),
         delete(subject, subjects::forgive, describe::forgive),
+        post("/v1/forgive", subjects::forgive_rule, describe::forgive_rule),
         get(tenant, settings::tenant, describe::tenant),
         put(tenant, settings::set_tenant, describe::set_tenant),
         get(user, settings::user, describe::user),

@@ -24,7 +24,7 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, CommitError};
 use threshold_limiter::api::{
-    Answer, GENERATION_HEADER, LimitCall, MAX_ITEMS, Pairs, RequestBody, Requests, Whole, read, read_requests,
+    Answer, GENERATION_HEADER, LimitCall, MAX_ITEMS, Object, Pairs, RequestBody, Requests, Whole, read, read_requests,
     wait_time,
 };
 use threshold_limiter::store::EndError;
@@ -39,6 +39,7 @@ use super::{ApiError, App, json, json_bytes, openapi};
 use crate::desk::{Decided, ReservationTerms, new_trace, strike_deadline};
 use crate::explain::live_json;
 use crate::serve::ConnectionWatch;
+pub(super) use request::ForgiveBody;
 use request::{CommitBody, PauseBody, RefundBody, ReleaseBody};
 
 const GENERATION: HeaderName = HeaderName::from_static(GENERATION_HEADER);
@@ -191,9 +192,9 @@ async fn pause(
 ) -> Result<Response, ApiError> {
     let PauseBody { layer, key, rule, request, seconds } = read(&body)?;
     let who = app.token_guesses.name_of(&headers, &app);
-    let ok = match (layer, rule) {
-        (Some(layer), None) => app.desk.pause(&who, layer.0, key.as_str(), seconds.number()).await?,
-        (None, Some(rule)) => {
+    let ok = match (layer, rule, request) {
+        (Some(layer), None, None) => app.desk.pause(&who, layer.0, key.as_str(), seconds.number()).await?,
+        (None, Some(rule), Some(Object(request))) if key.as_str().is_empty() => {
             request.without_reservation()?;
             let lists = request.lists();
             let facts = request.facts(&lists, TraceId::default());

@@ -94,7 +94,9 @@ fn decided(event: &Value, now: jiff::Timestamp) -> String {
         (Some("ladder"), _) => {
             format!("It was denied by a ladder's cool-down (layer {layer}), which earlier strikes had brought, {end}.")
         }
-        (Some("pause"), _) => format!("It was denied by a pause of the layer {layer}, {end}."),
+        (Some("pause"), _) => {
+            format!("It was denied by a pause of the layer {layer}, under the rule {}, {end}.", shown(rule))
+        }
         (Some("list"), _) => "It was denied by a deny list of the policy.".to_owned(),
         (Some("outage"), _) => outage(event),
         (Some("login"), _) if layer == "edge" => {
@@ -179,8 +181,14 @@ fn remedy(event: &Value, scope: UserScope, now: jiff::Timestamp) -> String {
         Some("login") => return "Other addresses can log in to the same account.".to_owned(),
         _ => {}
     }
-    let is_penalty = matches!(field("cause").as_str(), Some("ladder" | "pause"));
-    if is_penalty || !field("bannedUntil").is_null() || field("rule").is_null() {
+    if field("cause") == "pause" {
+        // What a rule counts need not be a subject.
+        return format!(
+            "{look}    shows its bans and penalties, and how to lift them. Where the rule counts by something else, POST /v1/forgive with \
+             {{rule, request}} ends the pause."
+        );
+    }
+    if field("cause") == "ladder" || !field("bannedUntil").is_null() || field("rule").is_null() {
         return format!("{look}    shows its bans and penalties, and how to lift them.");
     }
     let own = items(field("limits")).iter().find(|limit| limit.get("rule") == Some(field("rule")));

@@ -158,6 +158,9 @@ fn a_pause_denies_until_it_ends() {
     let pause = json!({"rule": "posts", "request": {"user": "u3"}, "seconds": 90});
     assert_eq!(ask(client, "/v1/pause", &pause), json!({"ok": true}));
     assert_eq!(ask(client, "/v1/check", &user("u3"))["retryAfter"], 90);
+    let forgiven = json!({"rule": "posts", "request": {"user": "u3"}, "reason": "the provider is back"});
+    assert_eq!(ask(client, "/v1/forgive", &forgiven), json!({"ok": true}));
+    assert_eq!(ask(client, "/v1/check", &user("u3"))["allowed"], true);
     // No rule of this policy counts by tenant alone.
     assert_eq!(ask(client, "/v1/pause", &json!({"layer": "tenant", "key": "t1", "seconds": 90})), json!({"ok": false}));
 }

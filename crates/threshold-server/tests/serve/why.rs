@@ -349,7 +349,7 @@ fn bans_pauses_and_lists_are_told_apart() {
     has(
         &why(&server, &trace),
         &[
-            "It was denied by a pause of the layer user, until 20",
+            "It was denied by a pause of the layer user, under the rule ",
             "shows its bans and penalties, and how to lift them.",
         ],
     );

@@ -7,6 +7,7 @@ use super::ban_sets::{BanSetBody, NewBanSet};
 use super::locks::LockBody;
 use super::shadow_bans::ShadowBanBody;
 use super::{BanBody, ChangedBody, LiftedBody, NewBan, NewSetting, SettingBody, SubjectBody};
+use crate::door::http::ForgiveBody;
 use crate::door::openapi::{Operation, Schemas, path_parameter};
 
 const TOO_MANY_WRONG_TOKENS: (u16, &str) = (429, "Too many wrong tokens came from this address");
@@ -93,6 +94,12 @@ pub(super) fn forgive(schemas: &mut Schemas) -> Operation {
         .parameter(path_parameter("key"))
         .parameter(reason())
         .errors(&[UNKNOWN_DIGEST, AMBIGUOUS_DIGEST])
+}
+
+pub(super) fn forgive_rule(schemas: &mut Schemas) -> Operation {
+    let body = schemas.of::<ForgiveBody<'_>>();
+    change("forgiveRule", "Clear what a rule counts under one key, with its pause", &schemas.of::<ChangedBody>())
+        .body(body)
 }
 
 pub(super) fn tenant(schemas: &mut Schemas) -> Operation {

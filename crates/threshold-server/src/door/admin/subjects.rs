@@ -8,15 +8,17 @@ use axum::response::Response;
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
-use threshold_core::Timestamp;
 use threshold_core::ladder::Penalty;
 use threshold_core::policy::{Layer, Listed, Mode, Policy};
-use threshold_limiter::api::{layer_named, unknown_layer};
+use threshold_core::{Timestamp, TraceId};
+use threshold_limiter::api::{Object, Text, layer_named, read, unknown_layer};
 use threshold_limiter::store::StoreError;
 
 use super::operator::{Operator, Reader};
 use super::{BanBody, ChangedBody, ReasonQuery, hexadecimal};
 use crate::desk::{BudgetState, LadderState, OperationError, Subject, Target};
+use crate::door::http::ForgiveBody;
+use crate::door::json_body::JsonBody;
 use crate::door::query::Query;
 use crate::door::{ApiError, App, json};
 
@@ -205,6 +207,21 @@ pub(super) async fn forgive(
     let target = target(&layer, &key)?;
     let name = named(target, &app)?;
     app.desk.forgive(&operator.0, target.with_key(&name), reason.as_deref()).await?;
+    Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
+}
+
+/// Ends a pause of what a rule counts, which need not be a subject.
+pub(super) async fn forgive_rule(
+    operator: Operator,
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let ForgiveBody { rule, request: Object(request), reason } = read(&body)?;
+    request.without_reservation()?;
+    let lists = request.lists();
+    let facts = request.facts(&lists, TraceId::default());
+    let reason = reason.as_ref().map(Text::as_str);
+    app.desk.forgive_rule(&operator.0, rule.as_str(), &facts, reason).await?;
     Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
 }
 

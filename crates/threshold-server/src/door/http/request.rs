@@ -1,8 +1,8 @@
-//! The bodies of calls that only the server has: ends of reservations, refunds and pauses.
+//! The bodies of calls that only the server has: ends of reservations, refunds, pauses and their ends.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use threshold_limiter::api::{LayerName, Pairs, RequestBody, Text, Whole};
+use threshold_limiter::api::{LayerName, Object, Pairs, RequestBody, Text, Whole};
 
 /// Ends a reservation with its actual cost. A cost that is left out stays as it was reserved.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -49,9 +49,27 @@ pub(super) struct PauseBody<'a> {
     #[serde(borrow)]
     pub(super) rule: Option<Text<'a>>,
     /// What the rule counts by, as in a check.
-    #[serde(borrow, default)]
-    pub(super) request: RequestBody<'a>,
+    #[serde(borrow)]
+    #[schemars(with = "Option<RequestBody<'a>>")]
+    pub(super) request: Option<Object<RequestBody<'a>>>,
     /// For how many seconds, at most a year.
     #[schemars(range(min = 1, max = 31_536_000))]
     pub(super) seconds: Whole,
+}
+
+/// Clears what a rule counts under one key, with its pause.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+#[schemars(rename = "ForgivenRule")]
+pub(in crate::door) struct ForgiveBody<'a> {
+    /// The name of a rule.
+    #[serde(borrow)]
+    pub(in crate::door) rule: Text<'a>,
+    /// What the rule counts by, as in a check.
+    #[serde(borrow)]
+    #[schemars(with = "RequestBody<'a>")]
+    pub(in crate::door) request: Object<RequestBody<'a>>,
+    /// Why, for the audit.
+    #[serde(borrow)]
+    pub(in crate::door) reason: Option<Text<'a>>,
 }
