@@ -93,6 +93,10 @@ pub(crate) struct App {
     reader_answer_memory: ClientMemory,
     /// Memory for the bodies of requests, and for the messages of gRPC: callers over HTTP use up none of Envoy's.
     body_memory: ClientMemory,
+    /// Memory for bodies of callers that are small.
+    small_body_memory: ClientMemory,
+    reader_body_memory: ClientMemory,
+    anyones_body_memory: ClientMemory,
     message_memory: ClientMemory,
     request_ids: Arc<RequestIds>,
     token_guesses: TokenGuesses,
@@ -119,6 +123,10 @@ const OPERATOR_ANSWERS: usize = 16 << 20;
 const READER_ANSWERS: usize = 8 << 20;
 /// The most bytes of large bodies that are being read, and of large messages of gRPC.
 const BODIES: usize = 32 << 20;
+/// The same of those who read as operators. One may be as large as any.
+const READERS_BODIES: usize = 8 << 20;
+/// The same of requests that need no token: sign-ins of pages, of a hundred bytes each.
+const ANYONES_BODIES: usize = 1 << 20;
 
 /// How much memory and time clients may take.
 #[derive(Debug, Clone, Copy)]
@@ -189,6 +197,9 @@ impl App {
             operator_answer_memory: ClientMemory::for_answers(OPERATOR_ANSWERS),
             reader_answer_memory: ClientMemory::for_answers(READER_ANSWERS),
             body_memory: ClientMemory::for_bodies(BODIES),
+            small_body_memory: ClientMemory::for_bodies(BODIES),
+            reader_body_memory: ClientMemory::for_bodies(READERS_BODIES),
+            anyones_body_memory: ClientMemory::for_bodies(ANYONES_BODIES),
             message_memory: ClientMemory::for_bodies(BODIES),
             request_ids,
             token_guesses: TokenGuesses::new(tokens),
@@ -276,15 +287,18 @@ impl Doors {
     }
 
     /// Whether a request shows that its client may use this listener: it has a right token, or needs none.
-    pub(crate) fn shows_right(&self, headers: &HeaderMap) -> bool {
+    pub(crate) fn shows_right(&self, peer: SocketAddr, headers: &HeaderMap) -> bool {
         let (tokens, authorization) = (&self.app.token_guesses, headers.get(AUTHORIZATION));
-        let of_audience = match self.audience {
+        let proxy = headers.get(forward_auth::TOKEN);
+        let is_right = match self.audience {
             Audience::Operators => tokens.is_operators(authorization),
             Audience::Everyone | Audience::Callers | Audience::Grpc => {
-                tokens.is_any(authorization) || tokens.admits(Shown::Token(headers.get(forward_auth::TOKEN)))
+                tokens.is_any(authorization) || tokens.admits(Shown::Token(proxy))
             }
         };
-        of_audience || session::is_signed_in(&self.app, headers)
+        let is_shown = authorization.is_some() || proxy.is_some();
+        let is_proof = if is_shown { tokens.is_proof(is_right, peer.ip(), &self.app) } else { is_right };
+        is_proof || session::is_signed_in(&self.app, headers)
     }
 
     /// Answers a request from `peer`.

@@ -16,8 +16,7 @@ use super::client_memory::{ClientMemory, MemoryPermit};
 use super::token_guesses::{Callers, Shown};
 use super::{ApiError, App};
 
-/// The largest body that is read without acquiring memory: as large as a head, which each connection may have. Checks are far smaller, and so
-/// wait for no large bodies.
+/// The largest body that has memory of its own: checks are far smaller, and so wait for no large bodies.
 pub(super) const SMALL_BODY: usize = 16 << 10;
 
 /// Proof that a request may call the API: it has a token, or the server requires none.
@@ -31,10 +30,26 @@ pub(super) struct CallerOrReader;
 /// What bounds the sum of the bodies that are read at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
-    /// The memory for bodies.
-    Memory,
+    /// The memory for bodies of callers.
+    Callers,
+    /// That for bodies of those who only read as operators.
+    Readers,
+    /// That for bodies of requests that need no token.
+    Anyone,
     /// A turn that the caller holds.
     Turn,
+}
+
+impl Bound {
+    /// Returns the memory for small bodies, and for others.
+    fn memory(self, app: &App) -> Option<[&ClientMemory; 2]> {
+        match self {
+            Self::Callers => Some([&app.small_body_memory, &app.body_memory]),
+            Self::Readers => Some([&app.reader_body_memory; 2]),
+            Self::Anyone => Some([&app.anyones_body_memory; 2]),
+            Self::Turn => None,
+        }
+    }
 }
 
 /// The whole body of a request, not yet parsed.
@@ -85,7 +100,7 @@ impl FromRequest<Arc<App>> for JsonBody {
 impl JsonBody {
     /// Reads the body of a request, of at most this many bytes.
     pub(super) async fn read(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
-        Self::read_coded(request, app, (max, Bound::Memory), &["identity"]).await
+        Self::read_coded(request, app, (max, Bound::Callers), &["identity"]).await
     }
 
     /// Reads the body of a request, of at most this many bytes. The caller holds a turn, by which few of them are read at once.
@@ -101,18 +116,18 @@ impl JsonBody {
     /// Reads the body of a request that needs no token, of at most this many bytes. It must be declared as JSON.
     pub(super) async fn read_for_anyone(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
         require_json(request.headers())?;
-        Self::read_any(request, app, (max, Bound::Memory), &["identity"]).await
+        Self::read_any(request, app, (max, Bound::Anyone), &["identity"]).await
     }
 
     /// Reads the body of an operator's request that changes nothing, after its token was checked.
     pub(super) async fn read_for_reader(_: &Reader, request: Request, app: &App) -> Result<Self, ApiError> {
-        Self::read_any(request, app, (app.bounds.body, Bound::Memory), &["identity"]).await
+        Self::read_any(request, app, (app.bounds.body, Bound::Readers), &["identity"]).await
     }
 
     /// Reads the body of a call that changes nothing, after its token was checked.
     pub(super) async fn read_unchanging(_: CallerOrReader, request: Request, app: &App) -> Result<Self, ApiError> {
         require_json_from_pages(request.headers())?;
-        Self::read_any(request, app, (app.bounds.body, Bound::Memory), &["identity"]).await
+        Self::read_any(request, app, (app.bounds.body, Bound::Readers), &["identity"]).await
     }
 
     async fn read_coded(request: Request, app: &App, max: (usize, Bound), codings: &[&str]) -> Result<Self, ApiError> {
@@ -135,14 +150,18 @@ impl JsonBody {
         if declared.is_some_and(|length: usize| length > max) {
             return Err(too_large(max));
         }
-        let memory = Some(&app.body_memory).filter(|_| bound == Bound::Memory);
+        let memory = bound.memory(app);
         // Before a byte is read, and not in the client's time.
-        let acquired = match (memory, declared) {
-            (Some(memory), Some(length)) if length > SMALL_BODY => Some(memory.acquire(length).await?),
-            _ => None,
+        let acquired = match memory {
+            Some([small, large]) => {
+                let length = declared.unwrap_or(SMALL_BODY).min(max);
+                Some(if length > SMALL_BODY { large } else { small }.acquire(length).await?)
+            }
+            None => None,
         };
         // One timeout for the whole body: a client that sends a byte at a time (slowloris) cannot extend it.
-        let reading = read_all(request.into_body(), (max, declared), memory, acquired);
+        let memory = memory.filter(|_| declared.is_none());
+        let reading = read_all(request.into_body(), (max, declared), memory.map(|[_, large]| large), acquired);
         match tokio::time::timeout(bounds.client_timeout, reading).await {
             Ok(body) => body.map(Self),
             Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body arrived too slowly")),
@@ -163,7 +182,7 @@ pub(super) fn require_json_from_pages(headers: &HeaderMap) -> Result<(), ApiErro
 async fn read_all(
     mut body: Body,
     (max, declared): (usize, Option<usize>),
-    memory: Option<&ClientMemory>,
+    mut large: Option<&ClientMemory>,
     mut acquired: Option<MemoryPermit>,
 ) -> Result<Bytes, ApiError> {
     let mut first = Bytes::new();
@@ -177,7 +196,12 @@ async fn read_all(
         if sum > max {
             return Err(too_large(max));
         }
-        if let (Some(memory), None, true) = (memory, &acquired, sum > SMALL_BODY) {
+        // Its length was not declared, and it is no small one.
+        if sum > SMALL_BODY
+            && let Some(memory) = large.take()
+        {
+            // What it holds is released first: those who wait for more than they hold would wait for each other.
+            drop(acquired.take());
             acquired = Some(memory.acquire(max).await?);
         }
         if first.is_empty() {
@@ -186,7 +210,7 @@ async fn read_all(
         }
         if joined.is_empty() {
             // No more than was acquired: a vector that grows by itself has twice as much.
-            joined.reserve_exact(declared.unwrap_or(if acquired.is_some() { max } else { 0 }));
+            joined.reserve_exact(declared.unwrap_or(if sum > SMALL_BODY { max } else { SMALL_BODY.min(max) }));
             joined.extend_from_slice(&first);
         }
         joined.extend_from_slice(&data);

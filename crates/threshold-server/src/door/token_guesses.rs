@@ -79,6 +79,9 @@ pub(super) struct TokenGuesses {
     /// must not block the operators who use that proxy too.
     callers: KeyLimiter<Arc<dyn Clock>>,
     operators: KeyLimiter<Arc<dyn Clock>>,
+    /// Those that came on connections which had shown no right, on whatever path. Which of these are closed for others tells whether a token
+    /// was right.
+    proofs: KeyLimiter<Arc<dyn Clock>>,
     delayed: Semaphore,
     log: LogSampler,
 }
@@ -95,6 +98,7 @@ impl TokenGuesses {
             tokens,
             callers: limiter(),
             operators: limiter(),
+            proofs: limiter(),
             delayed: Semaphore::new(MAX_DELAYED),
             log: LogSampler::default(),
         }
@@ -199,12 +203,31 @@ impl TokenGuesses {
         }
     }
 
-    /// Whether a request shows a right token of any kind. A wrong one is counted where the request is answered.
+    /// Whether a token that a connection shows proves its right. A wrong one is counted, and after many of them no token is a proof.
+    pub(super) fn is_proof(&self, is_right: bool, peer: IpAddr, app: &App) -> bool {
+        let source = source(Some(peer));
+        if self.proofs.check_cost(&source, 0).remaining == 0 {
+            return false;
+        }
+        if !is_right
+            && self.proofs.check(&source).remaining == 0
+            && let Some((ip, left_out)) = self.sample(&source, app)
+        {
+            tracing::warn!(
+                ip,
+                left_out,
+                "no token proves the right of a connection: too many wrong ones from this address"
+            );
+        }
+        is_right
+    }
+
+    /// Whether a request shows a right token of any kind. See [`is_proof`](Self::is_proof) for wrong ones.
     pub(super) fn is_any(&self, authorization: Option<&HeaderValue>) -> bool {
         authorization.is_some_and(|shown| self.tokens.is_any_known(shown))
     }
 
-    /// Whether a request shows an operator's token, or operators need none. A wrong one is counted where the request is answered.
+    /// Whether a request shows an operator's token, or operators need none. See [`is_proof`](Self::is_proof) for wrong ones.
     pub(super) fn is_operators(&self, authorization: Option<&HeaderValue>) -> bool {
         self.tokens.operator_access(authorization) != OperatorAccess::Denied
     }
@@ -314,7 +337,7 @@ mod tests {
 
     use super::*;
     use crate::desk::Desk;
-    use crate::door::{Audience, Bounds, routes};
+    use crate::door::{Audience, Bounds, Doors, Hosts, routes};
     use crate::serve::ConnectionWatch;
 
     const CALLER: &str = "a-callers-token-0";
@@ -458,6 +481,36 @@ mod tests {
         }
         assert!(told.contains(&("get", "/v1/session")) && told.contains(&("post", "/v1/session")), "{told:?}");
         assert!(told.len() > 30, "{told:?}");
+    }
+
+    /// Which connections were closed for others told which of many tokens was right, on paths that count none, and also to an address that
+    /// was refused: a connection that had shown a right one was kept.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_proven_by_no_more_guesses_than_are_counted() {
+        let mut app = app();
+        app.token_guesses = TokenGuesses::new(Tokens::of_each(CALLER, OPERATOR, READER));
+        let app = Arc::new(app);
+        for (number, audience) in [Audience::Operators, Audience::Everyone, Audience::Grpc].into_iter().enumerate() {
+            let doors = Doors::new(Arc::clone(&app), Hosts::Any, audience);
+            let number = u8::try_from(number).unwrap();
+            let shows = |name: &'static str, token: &str, last: u8| {
+                let value = if name == "authorization" { format!("Bearer {token}") } else { token.to_owned() };
+                let headers = HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())]);
+                doors.shows_right(([127, 0, 3 + number, last], 1).into(), &headers)
+            };
+            assert!(shows("authorization", OPERATOR, 1));
+            for _ in 0..10 {
+                assert!(
+                    !shows("authorization", "a-wrong-token-0123", 1)
+                        && !shows("x-threshold-token", "a-wrong-token-0123", 2)
+                );
+            }
+            for right in [OPERATOR, READER, CALLER] {
+                assert!(!shows("authorization", right, 1) && !shows("x-threshold-token", right, 2), "{right}");
+            }
+            // Other addresses are not affected.
+            assert!(shows("authorization", OPERATOR, 3));
+        }
     }
 
     /// An address that is refused elsewhere learned from `GET /v1/session` which token is right, and, where callers need none, from

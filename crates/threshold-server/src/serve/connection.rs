@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::address::Listener;
 use super::connection_watch::{ConnectionWatch, Socket, WatchedStream};
-use super::http2::{self, ClientBounds, Requests, RequestsInProgress};
+use super::http2::{self, ClientBounds, ListenerRequests, Requests};
 use super::linger::Lingering;
 use super::peers::{Exempt, PeerConnections, PeerSlot};
 use super::places::{Place, Places, Right};
@@ -67,7 +67,7 @@ impl Server {
         let peers = PeerConnections::new(bounds.connections_per_peer, bounds.requests_per_peer);
         let graceful = GracefulShutdown::new();
         let mut stopped = stop.clone();
-        let requests = RequestsInProgress::new(bounds.requests);
+        let requests = ListenerRequests::new(bounds.requests);
         // One watch for each connection: a waiting request must not make others poll their sockets.
         let client = if protocols == Protocols::Grpc { ClientBounds::PROXY } else { ClientBounds::CLIENT };
         let connection_of = |peer: SocketAddr, peer_slot, right| {
@@ -84,7 +84,7 @@ impl Server {
                 client_timeout: bounds.client_timeout,
                 protocols,
                 stop: stop.clone(),
-                requests: Arc::clone(&requests),
+                requests: requests.clone(),
             };
             (connection, service)
         };
@@ -218,6 +218,23 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
+        self.prove(&request);
+        self.answer(request)
+    }
+}
+
+impl ConnectionService {
+    /// Notes whether a request shows that its client may use this listener. Returns whether this or an earlier one has.
+    ///
+    /// Before the answer: the connection may be closed for another one until then.
+    pub(super) fn prove(&self, request: &Request<Incoming>) -> bool {
+        if !self.place.is_proven() && self.doors.shows_right(self.peer, request.headers()) {
+            self.place.prove();
+        }
+        self.place.is_proven()
+    }
+
+    pub(super) fn answer(&self, request: Request<Incoming>) -> Answering {
         // hyper's bound is on its read buffer, which a pipelined request may have grown before; for HTTP/2 it has none on fields.
         let max_head = self.bounds.head;
         if head_bytes(&request) > max_head || request.headers().len() > MAX_HEADERS {
@@ -225,10 +242,6 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
             let message = format!("the head of a request has at most {max_head} bytes and {MAX_HEADERS} header fields");
             let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
             return Answering::refusing(ApiError::new(status, "headers_too_large", message));
-        }
-        // Before the answer: the connection may be closed for another one until then.
-        if !self.place.is_proven() && self.doors.shows_right(request.headers()) {
-            self.place.prove();
         }
         self.doors.call(self.peer, &self.watch, request)
     }
@@ -253,7 +266,7 @@ struct Connection {
     client_timeout: Duration,
     protocols: Protocols,
     stop: watch::Receiver<bool>,
-    requests: Arc<RequestsInProgress>,
+    requests: ListenerRequests,
 }
 
 /// A stream that connections are served on.

@@ -83,6 +83,26 @@ impl RequestsInProgress {
     }
 }
 
+/// The requests in progress of a listener.
+#[derive(Debug, Clone)]
+pub(super) struct ListenerRequests {
+    /// Those of clients that have shown a right.
+    proven: Arc<RequestsInProgress>,
+    /// Those of others, which must not fill the places of the former.
+    unproven: Arc<RequestsInProgress>,
+}
+
+impl ListenerRequests {
+    pub(super) fn new(max: usize) -> Self {
+        // As for connections: a quarter.
+        Self { proven: RequestsInProgress::new(max), unproven: RequestsInProgress::new(max.div_ceil(4)) }
+    }
+
+    fn of(&self, is_proven: bool) -> &RequestsInProgress {
+        if is_proven { &self.proven } else { &self.unproven }
+    }
+}
+
 /// Serves a connection until it ends, or until `stop` is set and its requests have ended.
 pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
@@ -147,13 +167,13 @@ pub(super) struct Requests {
     begun: AtomicU64,
     count: AtomicUsize,
     /// Those of all connections of the listener.
-    all: Arc<RequestsInProgress>,
+    all: ListenerRequests,
     /// Those of all connections of the peer, unless it may have any number.
     of_peer: Option<Arc<RequestsInProgress>>,
 }
 
 impl Requests {
-    pub(super) fn new(all: Arc<RequestsInProgress>, of_peer: Option<Arc<RequestsInProgress>>) -> Self {
+    pub(super) fn new(all: ListenerRequests, of_peer: Option<Arc<RequestsInProgress>>) -> Self {
         Self { begun: AtomicU64::new(0), count: AtomicUsize::new(0), all, of_peer }
     }
 
@@ -165,10 +185,10 @@ impl Requests {
     }
 
     /// Returns why there may be no more, if so.
-    fn refusal(&self) -> Option<&'static str> {
+    fn refusal(&self, is_proven: bool) -> Option<&'static str> {
         if self.of_peer.as_ref().is_some_and(|own| own.is_full()) {
             Some("too many requests of this client are in progress")
-        } else if self.all.is_full() {
+        } else if self.all.of(is_proven).is_full() {
             Some("too many requests are in progress")
         } else {
             None
@@ -177,25 +197,28 @@ impl Requests {
 }
 
 /// A request in progress, until its answer was written.
-struct InProgress(Arc<Requests>);
+struct InProgress {
+    requests: Arc<Requests>,
+    is_proven: bool,
+}
 
 impl InProgress {
-    fn new(requests: &Arc<Requests>) -> Self {
+    fn new(requests: &Arc<Requests>, is_proven: bool) -> Self {
         requests.begun.fetch_add(1, Ordering::Relaxed);
         requests.count.fetch_add(1, Ordering::Relaxed);
-        requests.all.begin();
+        requests.all.of(is_proven).begin();
         if let Some(of_peer) = &requests.of_peer {
             of_peer.begin();
         }
-        Self(Arc::clone(requests))
+        Self { requests: Arc::clone(requests), is_proven }
     }
 }
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        let Self(requests) = self;
+        let Self { requests, is_proven } = self;
         requests.count.fetch_sub(1, Ordering::Relaxed);
-        requests.all.end();
+        requests.all.of(*is_proven).end();
         if let Some(of_peer) = &requests.of_peer {
             of_peer.end();
         }
@@ -215,14 +238,15 @@ impl hyper::service::Service<Request<Incoming>> for Http2Service {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         // Each connection may have many requests, so the number of connections does not bound their memory.
-        let answering = match self.requests.refusal() {
-            None => hyper::service::Service::call(&self.inner, request),
+        let is_proven = self.inner.prove(&request);
+        let answering = match self.requests.refusal(is_proven) {
+            None => self.inner.answer(request),
             Some(message) => {
                 self.inner.log_refusal(503, message);
                 Answering::refusing(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message))
             }
         };
-        Http2Answering { answering, request: Some(InProgress::new(&self.requests)) }
+        Http2Answering { answering, request: Some(InProgress::new(&self.requests, is_proven)) }
     }
 }
 
@@ -279,22 +303,26 @@ impl http_body::Body for WatchedBody {
 mod tests {
     use super::*;
 
-    /// Woken by: leaving out `all` or `of_peer` in `refusal`, or in `Drop for InProgress`.
+    /// Without a token 64 connections kept everybody from HTTP/2 and gRPC: they asked for what needs none, and read no answer.
+    ///
+    /// Woken by: leaving out `all` or `of_peer` in `refusal`, or in `Drop for InProgress`, and by one count for proven ones and others.
     #[test]
     fn requests_on_all_connections_of_http2_have_a_bound() {
-        let (all, of_peer) = (RequestsInProgress::new(3), RequestsInProgress::new(2));
-        let [own, trusted] = [Some(of_peer), None].map(|peer| Arc::new(Requests::new(Arc::clone(&all), peer)));
-        let held = [InProgress::new(&own), InProgress::new(&own)];
-        assert_eq!(own.refusal(), Some("too many requests of this client are in progress"));
-        assert_eq!(trusted.refusal(), None);
-        let last = InProgress::new(&trusted);
-        assert_eq!(trusted.refusal(), Some("too many requests are in progress"));
-        drop((held, last));
-        assert_eq!((own.refusal(), trusted.refusal()), (None, None));
+        let (all, of_peer) = (ListenerRequests::new(3), RequestsInProgress::new(2));
+        let [own, trusted] = [Some(of_peer), None].map(|peer| Arc::new(Requests::new(all.clone(), peer)));
+        let silent = InProgress::new(&trusted, false);
+        assert_eq!(trusted.refusal(false), Some("too many requests are in progress"));
+        let held = [InProgress::new(&own, true), InProgress::new(&own, true)];
+        assert_eq!(own.refusal(true), Some("too many requests of this client are in progress"));
+        assert_eq!(trusted.refusal(true), None);
+        let last = InProgress::new(&trusted, true);
+        assert_eq!(trusted.refusal(true), Some("too many requests are in progress"));
+        drop((held, last, silent));
+        assert_eq!((own.refusal(true), trusted.refusal(true), trusted.refusal(false)), (None, None, None));
         let mut seen = 0;
         // It had requests, and then none.
         assert_eq!((own.is_idle(&mut seen), own.is_idle(&mut seen)), (false, true));
-        let _open = InProgress::new(&own);
+        let _open = InProgress::new(&own, true);
         assert_eq!((own.is_idle(&mut seen), own.is_idle(&mut seen)), (false, false));
     }
 }
