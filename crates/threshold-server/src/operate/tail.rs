@@ -138,6 +138,14 @@ mod tests {
         (ended, tail.newest, String::from_utf8(out).unwrap())
     }
 
+    /// The columns of `tail` moved where the time of an event ended in a zero.
+    #[test]
+    fn every_time_has_three_digits_of_milliseconds() {
+        for (at, text) in [(19_840, "1970-01-01T00:00:19.840Z"), (20_000, "1970-01-01T00:00:20.000Z")] {
+            assert_eq!(millis(&at.into()), text);
+        }
+    }
+
     /// Woken by reading with `lines`, which has no bound, by printing what was cut off, and by counting its number.
     #[test]
     fn a_line_has_a_bound_and_one_that_is_cut_off_is_not_printed() {
