@@ -329,6 +329,9 @@ fn a_rule_by_tier_needs_a_default_and_tiers_that_differ_in_more_than_case() {
         Policy::review(&source, &|_| None).findings.remove(0).message
     };
     assert!(said("floor").contains("denies") && said("deny").contains("denies") && said("skip").contains("not limit"));
+    // An observed rule denies nothing, and the finding said that it did.
+    let observed = Policy::review(&tiers("", "limit = \"tier\"\nmode = \"observe\""), &|_| None).findings.remove(0);
+    assert!(observed.message.contains("\"plan\" observes a denial of a request without"), "{}", observed.message);
     let two = |name: &str| tiers(default, "limit = \"tier\"") + &format!("[tiers.{name}]\nrequests = \"9/min\"\n");
     check(&two("Pro"), &["tiers-alike pro"]);
     check(&two("prof"), &[]);

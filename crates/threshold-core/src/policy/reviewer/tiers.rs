@@ -3,7 +3,7 @@
 use super::Placed;
 use crate::policy::file::{PolicyFile, Text};
 use crate::policy::load::Loader;
-use crate::policy::rule::{Measure, OnMissing};
+use crate::policy::rule::{Measure, Mode, OnMissing};
 use crate::policy::tiers::Tiers;
 
 /// Warns about rules by tier in a policy without a default tier.
@@ -16,7 +16,11 @@ pub(super) fn without_default(loader: &mut Loader<'_>, file: &PolicyFile, tiers:
         if !tiers.is_by_tier(shape) {
             continue;
         }
-        let does = if rule.on_missing == OnMissing::Skip { "does not limit" } else { "denies" };
+        let does = match (rule.on_missing, rule.mode) {
+            (OnMissing::Skip, _) => "does not limit",
+            (_, Mode::Observe) => "observes a denial of",
+            (_, Mode::Enforce) => "denies",
+        };
         let message =
             format!("\"{}\" {does} a request without one of the policy's tiers, in exactly its case", rule.name);
         let help = "write default_tier under [identity], or state in `allow` that every request has a tier";
