@@ -26,8 +26,15 @@ pub struct Secret {
 }
 
 /// The id of a secret, which reveals nothing else of it. Tokens and stored records under a secret begin with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId(u32);
+
+/// The id as [`Display`](fmt::Display) writes it, so that an error in the log of a host names it as the operator knows it.
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl KeyId {
     /// Creates an id from its number.
@@ -233,6 +240,13 @@ mod tests {
     /// A token that somebody else made: any key id, any bytes, and any signature.
     fn token(id: KeyId, bytes: &[u8], tag: &[u8]) -> String {
         URL_SAFE_NO_PAD.encode([&id.to_u32().to_be_bytes(), bytes, tag].concat())
+    }
+
+    /// `main` prints the `Debug` of an error, and that had a key id in decimal: nothing else shows it so.
+    #[test]
+    fn a_key_id_is_written_in_hexadecimal_everywhere() {
+        let id = KeyId::from_u32(3_353_353_317);
+        assert_eq!((format!("{id}"), format!("{id:?}")), ("c7e01c65".to_owned(), "c7e01c65".to_owned()));
     }
 
     #[test]

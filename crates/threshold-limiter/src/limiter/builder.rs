@@ -1,5 +1,6 @@
 //! Builds a limiter from a policy, a store, a clock, secrets and observers.
 
+use std::fmt;
 use std::sync::Arc;
 #[cfg(feature = "memory")]
 use std::sync::OnceLock;
@@ -51,7 +52,9 @@ pub struct LimiterBuilder<
 }
 
 /// A limiter was given other secrets than its store was opened with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+///
+/// `Debug` writes what `Display` does, because that is what `main` prints of an error that it returns.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the limiter was given {}, and its store was opened with {}: give the secrets to the store alone",
     words(self.own),
@@ -60,6 +63,12 @@ pub struct LimiterBuilder<
 pub struct OtherSecrets {
     own: Ids,
     stored: Ids,
+}
+
+impl fmt::Debug for OtherSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The key ids of the present secret, and of the old one if there is one.
@@ -242,8 +251,8 @@ impl<S: Store, C: Clock> LimiterBuilder<S, C> {
     }
 }
 
-impl<S: std::fmt::Debug, C: std::fmt::Debug> std::fmt::Debug for LimiterBuilder<S, C> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<S: fmt::Debug, C: fmt::Debug> fmt::Debug for LimiterBuilder<S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LimiterBuilder").field("store", &self.store).field("clock", &self.clock).finish_non_exhaustive()
     }
 }

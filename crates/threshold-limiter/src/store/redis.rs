@@ -31,6 +31,7 @@ mod settle;
 mod sweep;
 mod url;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -66,7 +67,9 @@ const SLOW: Duration = Duration::from_millis(100);
 const PATIENT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Why a store in Redis was not opened.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Debug` writes what `Display` does, because that is what `main` prints of an error that it returns.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisOpenError {
     /// The URL names something that is not supported.
@@ -136,6 +139,12 @@ pub enum RedisOpenError {
         /// The key id of this node's secret.
         own: KeyId,
     },
+}
+
+impl fmt::Debug for RedisOpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// How a store in Redis is opened.

@@ -166,6 +166,8 @@ async fn a_node_with_another_secret_does_not_start() {
     let refused = open(secret(2).into()).await.unwrap_err();
     assert!(matches!(refused, RedisOpenError::OtherSecret { .. }), "{refused}");
     assert!(refused.to_string().contains(&secret(1).key_id().to_string()), "{refused}");
+    // What `main` prints of it. It had one key id in hexadecimal and the other in decimal.
+    assert_eq!(format!("{refused:?}"), refused.to_string());
     // A rotation: the old secret is known, and the new one is from now on.
     open(Secrets::new(secret(2)).with_old(secret(1)).unwrap()).await.unwrap();
     // The nodes with the old secret alone have ended more than ten seconds ago.
@@ -207,9 +209,10 @@ async fn a_limiter_with_other_secrets_than_its_store_is_not_built() {
     };
     assert_eq!(build(secret(9).into()).await, Ok(secret(9).key_id()));
     let [right, wrong] = [9, 8].map(|byte| secret(byte).key_id());
-    let refused = build(secret(8).into()).await.unwrap_err().to_string();
+    let refused = build(secret(8).into()).await.unwrap_err();
+    assert_eq!(format!("{refused:?}"), refused.to_string(), "what `main` prints");
     assert_eq!(
-        refused,
+        refused.to_string(),
         format!(
             "the limiter was given the secret {wrong}, and its store was opened with the secret {right}: give the secrets to the store \
              alone"
