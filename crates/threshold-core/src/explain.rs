@@ -16,6 +16,9 @@ use crate::text::is_hidden;
 pub use subject::{SubjectBudget, SubjectLadder};
 pub use usage::CallerLimit;
 
+/// What a request lacks for a limit by tier.
+const TIER: &str = "tier of the policy";
+
 /// Why a rule does or does not apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -156,7 +159,7 @@ impl Policy {
         }
         let (Measured { limit, cost, .. }, from, no_tier) = match self.limit_of(rule, caller) {
             Ok((measured, from)) => (measured, from, None),
-            Err(NoLimit::NoTier) => (Measured::NEVER, None, Some("tier of the policy".to_owned())),
+            Err(NoLimit::NoTier) => (Measured::NEVER, None, Some(TIER.to_owned())),
             Err(NoLimit::Unlimited) => return Explained { why: Why::Unlimited, ..explained },
         };
         let missing = rule.per.iter().find(|per| caller.part_text(per, rule, self).is_none()).map(field_of);

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use super::{TIER, Why};
 use crate::caller::Caller;
 use crate::facts::Facts;
 use crate::key::Digest;
 use crate::ladder::{Ladder, Rung, Standing};
 use crate::limit::{Limit, Unit};
-use crate::policy::{Layer, ListEntry, Listed, Per, Policy, Rule, Who};
+use crate::policy::{Layer, ListEntry, Listed, NoLimit, OnMissing, Per, Policy, Rule, Who};
 use crate::time::Timestamp;
 
 /// A budget that belongs to one subject alone.
@@ -24,6 +25,9 @@ pub struct SubjectBudget<'p> {
     pub unit: Unit,
     /// The category of requests that it is for, where the rule has a budget for each.
     pub category: Option<String>,
+    /// Whether the rule counts the subject: [`Why::Denied`] or [`Why::Skipped`] if neither the policy nor a setting gives it a tier.
+    /// The limit is then that of some tier, which a request may name.
+    pub why: Why,
 }
 
 /// A ladder that counts the strikes of a subject.
@@ -53,19 +57,38 @@ impl Policy {
     #[must_use]
     pub fn budgets_of(&self, layer: Layer, key: &str) -> Vec<SubjectBudget<'_>> {
         let mut budgets: Vec<SubjectBudget<'_>> = Vec::new();
+        // The tier of an address or an endpoint is that of each request, and so is that of a user whose tenant is not named.
+        let has_own_tier = |own: &Caller<'_>| match layer {
+            Layer::Tenant => true,
+            Layer::User => own.tenant.is_some() || !self.tiers.has_tenants(),
+            Layer::Edge | Layer::Global | Layer::Endpoint => false,
+        };
         self.each_budget_of(layer, key, &mut |rule, caller, key, (limit, unit)| {
-            let counts =
-                if limit.is_never() { self.denies_all_of(rule, caller) } else { !wants_counted_fact(rule, caller) };
+            let own = Caller::new(caller.facts, self);
+            let why = self.without_tier(rule, &own).filter(|_| has_own_tier(&own)).unwrap_or(Why::Met);
+            let counts = match why {
+                Why::Met if limit.is_never() => self.denies_all_of(rule, caller),
+                _ => !wants_counted_fact(rule, caller),
+            };
             if !counts {
                 return;
             }
             // The first one found has the subject's own limit, so later ones under the same key are left out.
             if budgets.iter().all(|known| known.key != key) {
                 let category = rule.is_by_category().then(|| caller.category.to_owned());
-                budgets.push(SubjectBudget { rule, key, limit, unit, category });
+                budgets.push(SubjectBudget { rule, key, limit, unit, category, why });
             }
         });
         budgets
+    }
+
+    /// Returns what a rule that matches requests of this caller does because it finds no tier; `None` if it needs none, or finds one.
+    pub(super) fn without_tier(&self, rule: &Rule, caller: &Caller<'_>) -> Option<Why> {
+        let lacks = self.limit_of(rule, caller).is_err_and(|none| none == NoLimit::NoTier);
+        (lacks && rule.matches.may_hold(caller)).then(|| match rule.on_missing {
+            OnMissing::Skip => Why::Skipped(TIER.to_owned()),
+            OnMissing::Deny | OnMissing::Floor => Why::Denied(TIER.to_owned()),
+        })
     }
 
     /// Whether a rule denies every request of this caller, whatever else the request says.
@@ -280,6 +303,45 @@ mod tests {
         };
         assert_eq!(named(Layer::Edge, "192.0.2.9"), ["all None", "inbox None"]);
         assert_eq!(named(Layer::User, "u1"), ["tier Some(\"requests\")", "tier Some(\"writes\")"]);
+    }
+
+    /// A tenant without a tier, of which the rule denies every request, was shown the unused budget of a tier.
+    ///
+    /// Woken by leaving out `without_tier` or `has_own_tier`.
+    #[test]
+    fn a_subject_without_a_tier_is_denied_or_skipped_and_has_no_tiers_budget() {
+        let text = |more: &str| {
+            let rule = |name: &str, layer: &str, per: &str, rest: &str| {
+                format!("[[rule]]\nname = '{name}'\nlayer = '{layer}'\nper = ['{per}']\nlimit = 'tier'\n{rest}\n")
+            };
+            let tiers = "[tiers.free]\nrequests = '3/min'\n[tiers.pro]\nrequests = '7/min'\n";
+            [
+                tiers,
+                more,
+                &rule("plan", "tenant", "tenant", ""),
+                &rule("skips", "tenant", "tenant", "on_missing = 'skip'"),
+                &rule("other", "tenant", "tenant", "match = { tenant = 'other' }"),
+                &rule("user", "user", "user", ""),
+                &rule("address", "edge", "ip", ""),
+            ]
+            .concat()
+        };
+        let why = |policy: &Policy, layer, key| {
+            let budgets = policy.budgets_of(layer, key);
+            budgets.iter().map(|own| format!("{}: {}", own.rule.name, own.why)).collect::<Vec<_>>()
+        };
+        let policy = Policy::parse(&text(""), &|_| None).unwrap();
+        let denied = "no tier of the policy is given, and the rule denies such requests";
+        let skipped = "no tier of the policy is given, and the rule skips such requests";
+        let of_t9 = why(&policy, Layer::Tenant, "t9");
+        assert_eq!(of_t9[..2], [format!("plan: {denied}"), format!("skips: {skipped}")]);
+        assert_eq!(why(&policy, Layer::User, "u9"), [format!("user: {denied}")]);
+        let address = why(&policy, Layer::Edge, "192.0.2.9");
+        assert!(address.iter().all(|own| own.ends_with(": met")), "the tier is that of each request: {address:?}");
+        let policy = Policy::parse(&text("[tenants.t1]\ntier = 'pro'\n"), &|_| None).unwrap();
+        assert_eq!(why(&policy, Layer::Tenant, "t1")[..2], ["plan: met", "skips: met"]);
+        assert_eq!(why(&policy, Layer::Tenant, "t9"), of_t9);
+        assert_eq!(why(&policy, Layer::User, "u9"), ["user: met"], "its tenant may have a tier");
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use super::Why;
 use crate::caller::{Caller, DEFAULT_CATEGORY, Keyed};
 use crate::facts::Facts;
 use crate::headers::prose;
 use crate::key::Digest;
 use crate::limit::Limit;
-use crate::policy::{CostOf, Identities, Known, Per, Policy, Rule};
+use crate::policy::{CostOf, Identities, Known, Measured, Per, Policy, Rule};
 
 /// A limit that counts the requests of one caller.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct CallerLimit<'p> {
     pub cost_of: &'p CostOf,
     /// The category of requests that it is for, where the rule has a budget for each.
     pub category: Option<String>,
+    /// Whether the rule counts the caller: [`Why::Denied`] if it has no tier of the policy, and the rule denies for that.
+    pub why: Why,
 }
 
 impl CallerLimit<'_> {
@@ -40,7 +43,7 @@ impl Policy {
     ///
     /// What the facts leave open of a request is not asked for: without a method or a path, a rule that matches some of them is
     /// returned, and a limit by category is returned for each category. What rules with `match` want of the tenant and the tier
-    /// must hold. A rule that denies is returned if it denies all requests with these facts. A fallback is returned too, which applies only where no other rule of its layer does.
+    /// must hold. A rule that denies is returned if it denies all requests with these facts, or the caller for having no tier. A fallback is returned too, which applies only where no other rule of its layer does.
     ///
     /// Not returned are limits that the caller shares with all others (`per` without an identity), limits on requests in flight, of
     /// which nothing is used up, and those for which a part of `per` is unknown. If that part is the tenant or the user, and the
@@ -58,10 +61,15 @@ impl Policy {
                 if !counts || !rule.matches.may_hold(&caller) {
                     continue;
                 }
-                let Ok((measured, _)) = self.limit_of(rule, &caller) else { continue };
+                let (measured, why) = match (self.limit_of(rule, &caller), self.without_tier(rule, &caller)) {
+                    (Ok((measured, _)), _) => (measured, Why::Met),
+                    // Left out, it would look like no limit.
+                    (Err(_), Some(why @ Why::Denied(_))) => (Measured::NEVER, why),
+                    (Err(_), _) => continue,
+                };
                 let (limit, whole) = (*measured.charged(), measured.limit);
                 // It uses up nothing. What it denies is known only where it denies all.
-                if whole.is_never() && !self.denies_all_of(rule, &caller) {
+                if whole.is_never() && why == Why::Met && !self.denies_all_of(rule, &caller) {
                     continue;
                 }
                 let identity = identities.of(rule.counted, rule).filter(|(_, keyed)| *keyed != Keyed::Missing);
@@ -74,7 +82,7 @@ impl Policy {
                     continue;
                 }
                 let category = rule.is_by_category().then(|| category.to_owned());
-                limits.push((index, CallerLimit { rule, keys, limit, whole, cost_of: &measured.cost, category }));
+                limits.push((index, CallerLimit { rule, keys, limit, whole, cost_of: &measured.cost, category, why }));
             }
         }
         limits.sort_by_key(|(index, _)| *index);
@@ -220,6 +228,25 @@ mod tests {
         // The address stands in for a user who is not named, and for nothing else.
         assert_eq!(names(&Facts { ip, ..Facts::default() }), ["bytes", "tier requests", "tier writes", "posts"]);
         assert_eq!(names(&Facts::default()), [""; 0]);
+    }
+
+    /// A caller without a tier, of whom the rule denies every request, had no limits, as if it were unlimited.
+    ///
+    /// Woken by leaving out `without_tier`, and by returning rules that skip.
+    #[test]
+    fn a_rule_that_denies_a_caller_without_a_tier_is_a_limit_of_it() {
+        let plan = "[tiers.pro]\nrequests = '7/min'\n[[rule]]\nname = 'plan'\nper = ['tenant']\nlimit = 'tier'\n";
+        let listed = |text: &str, tier| {
+            let policy = Policy::parse(text, &|_| None).unwrap();
+            let limits = policy.limits_of_caller(&Facts { tenant: Some("t9"), tier, ..Facts::default() });
+            limits.iter().map(|own| (own.whole.shown_quota(), own.why.to_string())).collect::<Vec<_>>()
+        };
+        let denied = "no tier of the policy is given, and the rule denies such requests";
+        assert_eq!(listed(plan, None), [(0, denied.to_owned())]);
+        assert_eq!(listed(plan, Some("Pro")), [(0, denied.to_owned())], "tiers are compared exactly");
+        assert_eq!(listed(plan, Some("pro")), [(7, "met".to_owned())]);
+        assert_eq!(listed(&format!("{plan}on_missing = 'skip'"), None), []);
+        assert_eq!(listed(&format!("{plan}match = {{ tenant = 'other' }}"), None), []);
     }
 
     /// The keys are those that a request is charged on.

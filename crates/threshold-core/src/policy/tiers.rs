@@ -162,6 +162,11 @@ impl TiersInForce {
         own_of(&self.users, &self.written.users, caller.user_name()?)
     }
 
+    /// Whether any tenant has a table in the file, or a setting.
+    pub(crate) fn has_tenants(&self) -> bool {
+        !(self.tenants.is_empty() && self.written.tenants.is_empty())
+    }
+
     /// Whether there are any tiers.
     #[inline]
     pub(crate) fn has_tiers(&self) -> bool {

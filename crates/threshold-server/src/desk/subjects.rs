@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use threshold_core::address::AddressGroup;
-use threshold_core::explain::{SubjectBudget, SubjectLadder};
+use threshold_core::explain::{SubjectBudget, SubjectLadder, Why};
 use threshold_core::ladder::Penalty;
 use threshold_core::limit::{Limit, Unit};
 use threshold_core::lockout::Account;
@@ -85,6 +85,8 @@ pub(crate) struct BudgetState {
     pub(crate) limit: u64,
     /// When it is free again, or more of it; `None` if nothing is used or the algorithm has no such time.
     pub(crate) free_at: Option<Timestamp>,
+    /// Why the rule denies or skips requests of the subject, if it has no tier.
+    pub(crate) why: Option<String>,
 }
 
 /// The state of an account.
@@ -245,8 +247,9 @@ impl Desk {
         });
         let (digest, bans, listed) = own.unwrap_or_default();
         let mut budgets = Vec::new();
-        for SubjectBudget { rule, key, limit, unit, category, .. } in policy.budgets_of(layer, key) {
-            budgets.push(self.budget_state((rule.name.to_string(), category), (key, limit, unit)).await?);
+        for SubjectBudget { rule, key, limit, unit, category, why, .. } in policy.budgets_of(layer, key) {
+            let state = self.budget_state((rule.name.to_string(), category), (key, limit, unit)).await?;
+            add_budget(&mut budgets, state, &why);
         }
         // An allow-listed address has none.
         let exempt = matches!(listed, Some((ListEntry::Address(_), Listed::Allow)));
@@ -317,6 +320,7 @@ impl Desk {
             limit,
             // An unused window has a reset time too, which says nothing about the subject.
             free_at: free_at.unless_never().filter(|free_at| used > 0 && *free_at > now),
+            why: None,
         })
     }
 
@@ -324,6 +328,26 @@ impl Desk {
         let login = self.policy().login().cloned().unwrap_or_default();
         let (account, now) = (known.unwrap_or_default(), self.now());
         AccountState { failures: account.failures(now), locked_until: account.locked_until(&login, now) }
+    }
+}
+
+/// Adds a budget. One that requests without a tier are not counted by has the reason in place of the figures of a tier.
+fn add_budget(budgets: &mut Vec<BudgetState>, state: BudgetState, why: &Why) {
+    match why {
+        // Its categories are one: what is used of them was used by requests that named a tier.
+        Why::Denied(_) => match budgets.iter_mut().find(|own| own.rule == state.rule && own.why.is_some()) {
+            Some(own) => {
+                own.used = own.used.saturating_add(state.used);
+                own.free_at = own.free_at.max(state.free_at);
+            }
+            None => {
+                let (notation, why) = ("none".to_owned(), Some(why.to_string()));
+                budgets.push(BudgetState { category: None, notation, limit: 0, why, ..state });
+            }
+        },
+        Why::Skipped(_) if state.used == 0 => {}
+        Why::Skipped(_) => budgets.push(BudgetState { why: Some(why.to_string()), ..state }),
+        _ => budgets.push(state),
     }
 }
 

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use threshold_core::address::parse_address;
+use threshold_core::explain::Why;
 use threshold_core::policy::{CostOf, Mode};
 use threshold_core::{Facts, Timestamp};
 
@@ -63,6 +64,8 @@ struct LimitBody {
     reset_at: Option<u64>,
     /// The limit in words: `10 per hour`.
     period: String,
+    /// Why the rule denies all requests of a caller that has no tier of the policy; null if it counts them.
+    why: Option<String>,
 }
 
 pub(super) fn routes() -> Vec<Route> {
@@ -130,6 +133,7 @@ impl From<LimitUsage<'_>> for LimitBody {
             remaining,
             reset_at: reset_at.map(Timestamp::secs_ceil),
             period: limit.period(),
+            why: (limit.why != Why::Met).then(|| limit.why.to_string()),
         }
     }
 }

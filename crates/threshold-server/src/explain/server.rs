@@ -94,8 +94,10 @@ fn to_text(args: &ExplainArgs, explained: &Value) -> String {
         } else {
             format!("{} of {limit} left", shown(&rule["before"]))
         };
+        // A missing identity or tier, or another reading of the path.
+        let why = if rule["why"] == "met" { String::new() } else { format!(": {}", shown(&rule["why"])) };
         let (layer, name, key) = (shown(&rule["layer"]), shown(&rule["rule"]), shown(&rule["key"]));
-        let _ = writeln!(text, "  {layer:<8}  {name:<names$}  {left}  {key}{binds}{passes}");
+        let _ = writeln!(text, "  {layer:<8}  {name:<names$}  {left}  {key}{binds}{passes}{why}");
     }
     if !unmet.is_empty() {
         text.push_str("\nNot applied:\n");

@@ -90,6 +90,14 @@ fn reasons(subject: &Value) -> Vec<(String, String)> {
     }
     for budget in items(field("budgets")).filter(|budget| is_full(budget) && !observes(budget)) {
         let (rule, figures) = (budget_name(budget), figures(budget));
+        if !own_why(budget).is_null() {
+            // Where something is used, requests bring a tier.
+            if budget.get("used").and_then(Value::as_u64) == Some(0) {
+                let lift = "give it a tier, send one with its requests, or write default_tier in the policy".to_owned();
+                reasons.push((format!("the rule {rule}: {figures}"), lift));
+            }
+            continue;
+        }
         if denies(budget) {
             let lift = "change the policy, or raise the limits of its tier".to_owned();
             reasons.push((format!("the rule {rule}: {figures}"), lift));
@@ -160,6 +168,12 @@ fn budget_name(budget: &Value) -> String {
 /// Returns the use of a budget: `3 / 10 (10/h), frees at 2026-11-16T12:00:00Z`.
 fn figures(budget: &Value) -> String {
     let own = |name: &str| budget.get(name).unwrap_or(&Value::Null);
+    if !own_why(budget).is_null() {
+        let used = own("used").as_u64().filter(|used| *used > 0);
+        let used = used.map_or_else(String::new, |used| format!("; {used} used by requests that named a tier"));
+        let observes = if observes(budget) { "; observes, and stops nobody" } else { "" };
+        return format!("{}{used}{observes}", shown(own_why(budget)));
+    }
     if denies(budget) {
         let stops = if observes(budget) { "would deny all; observes, and stops nobody" } else { "denies all" };
         return format!("{stops} ({})", shown(own("notation")));
@@ -168,6 +182,11 @@ fn figures(budget: &Value) -> String {
     let free = if free.is_null() { String::new() } else { format!(", frees at {}", moment(free)) };
     let observes = if observes(budget) { "; observes, and stops nobody" } else { "" };
     format!("{} / {} ({}){free}{observes}", shown(own("used")), shown(own("limit")), shown(own("notation")))
+}
+
+/// Returns why a rule does not count a subject without a tier.
+fn own_why(budget: &Value) -> &Value {
+    budget.get("why").unwrap_or(&Value::Null)
 }
 
 fn observes(budget: &Value) -> bool {

@@ -166,8 +166,10 @@ fn remedy(event: &Value, scope: UserScope, now: jiff::Timestamp) -> String {
     match field("cause").as_str() {
         Some("ban") => return format!("{look}    shows the ban's id and reason, and how to lift it."),
         Some("missing") => {
-            return "Its caller must send what it lacks, in exactly the policy's case; or the policy needs default_tier, or another \
-                    on_missing in this rule. threshold explain says which it is."
+            return "Its caller must send what it lacks, or the policy needs default_tier, or another on_missing in this rule.\n\
+                    Compare the tier that it sends with the names of the policy's [tiers]: they are compared exactly, with their case. \
+                    The event does not have it.\n\
+                    threshold explain --server URL    with what the request says, says which it lacks."
                 .to_owned();
         }
         // The event does not say whether the entry names its user, its tenant or its address.

@@ -115,6 +115,7 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
   }
 
   function describe(state, history) {
+    const enforced = state.budgets.filter((budget) => budget.mode !== "observe");
     const reasons = [
       state.listed && `the policy's ${state.listed.list} list names ${state.listed.key}`,
       ...state.bans.map((one) => `banned by ${one.by}, ${one.until ? "ends " : ""}${until(one.until)}: ${one.reason}`),
@@ -124,7 +125,8 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
       state.shadowBanned && "shadow banned: its requests are delayed",
       state.lockedUntil && `locked until ${dateTime(state.lockedUntil * 1000)} after ${state.failures} failed logins`,
       state.atCeiling && "locked until it is reset: it has reached the ceiling of failed logins",
-      ...state.budgets.filter((budget) => budget.used >= budget.limit && budget.limit > 0).map((budget) => `the budget of ${budget.category ? `${budget.rule}, ${budget.category},` : budget.rule} is used up`),
+      ...enforced.filter((budget) => budget.why && budget.used === 0).map((budget) => `the rule ${budget.rule}: ${budget.why}`),
+      ...enforced.filter((budget) => budget.used >= budget.limit && budget.limit > 0).map((budget) => `the budget of ${budget.category ? `${budget.rule}, ${budget.category},` : budget.rule} is used up`),
     ].filter(Boolean);
     const buttons =
       canChange &&
@@ -140,7 +142,7 @@ export function subject({ session, rest: [layer = "user", key = ""] }) {
       { class: "grid" },
       card("Why it is stopped", buttons, reasons.length === 0 ? h("p", { class: "empty" }, "Nothing stops it now.") : h("ul", { class: "reasons" }, reasons.map((text) => h("li", null, text))), h("p", { class: "quiet" }, "Name: ", h("code", null, key)), state.digest && h("p", { class: "quiet" }, "In the log: ", h("code", null, state.digest))),
       described(),
-      half(card("Budgets", null, state.budgets.length === 0 ? h("p", { class: "empty" }, "No limit counts it alone.") : state.budgets.map((one) => meter(one.category ? `${one.rule}, ${one.category}` : one.rule, one.used, one.limit, `${one.notation}${one.freeAt ? `, more ${until(one.freeAt)}` : ""}`)))),
+      half(card("Budgets", null, state.budgets.length === 0 ? h("p", { class: "empty" }, "No limit counts it alone.") : state.budgets.map((one) => meter(one.category ? `${one.rule}, ${one.category}` : one.rule, one.used, one.limit, `${one.why ?? one.notation}${one.freeAt ? `, more ${until(one.freeAt)}` : ""}`)))),
       half(
         card(
           "Ladders",

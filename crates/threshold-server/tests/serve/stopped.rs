@@ -119,6 +119,37 @@ fn a_rule_that_denies_stops_those_that_it_matches() {
     assert!(said.contains(reason) && !said.contains("0 / 0"), "{said}");
 }
 
+/// A rule denied every request of a tenant without a tier. `subject` showed 0 of 7, the limit of a tier that differs in case, and that
+/// nothing stops it; `/v1/usage` had no limits, as if it were unlimited; `explain --server` said 0 of 0 and `why` pointed there.
+#[test]
+fn a_tenant_without_a_tier_is_shown_as_denied_everywhere() {
+    let tiers = "[tiers.free]\nrequests = '3/min'\nwrites = '1/min'\n[tiers.pro]\nrequests = '5/min'\n[tiers.Pro]\nrequests = '7/min'\n";
+    let rule = "[[rule]]\nname = 'plan'\nper = ['tenant']\nlimit = 'tier'\n";
+    let (server, _file) = Server::with(&format!("{tiers}{rule}"));
+    let denied = "no tier of the policy is given, and the rule denies such requests";
+    let decision = check(&server, &json!({"tenant": "t9", "tier": "PRO"}));
+    assert_eq!(decision["allowed"], false);
+    let subject = || threshold(&server, &["subject", "tenant", "t9"]).unwrap();
+    let said = subject();
+    let reason = format!("Stopped by:\n  the rule plan: {denied}\n      to lift: give it a tier");
+    assert!(said.contains(&reason) && !said.contains("7/min"), "{said}");
+    let usage = server.connect().send("GET", "/v1/usage?tenant=t9", &[], "").unwrap().json();
+    let limit = &usage["limits"][0];
+    let fields = [&limit["rule"], &limit["limit"], &limit["remaining"], &limit["why"]];
+    assert_eq!(fields, [json!("plan"), json!(0), json!(0), json!(denied)].each_ref(), "{usage}");
+    let said = threshold(&server, &["explain", "--server", &server.place, "--tenant", "t9", "--tier", "PRO"]).unwrap();
+    assert!(said.contains(&format!("0 of 0 left  tenant=t9,category=requests, binds: {denied}\n")), "{said}");
+    let said = threshold(&server, &["why", decision["traceId"].as_str().unwrap()]).unwrap();
+    assert!(said.contains("compared exactly") && said.contains("threshold explain --server"), "{said}");
+    // A request that names a tier uses its budget. Then the tenant is not stopped, although other requests of it would be.
+    assert_eq!(check(&server, &json!({"tenant": "t9", "tier": "free"}))["allowed"], true);
+    let said = subject();
+    let used = format!("plan  {denied}; 1 used by requests that named a tier");
+    assert!(said.contains("Nothing stops it now.") && said.contains(&used), "{said}");
+    let said = threshold(&server, &["explain", "--server", &server.place, "--tenant", "t9", "--tier", "free"]).unwrap();
+    assert!(said.contains("2 of 3 left  tenant=t9,category=requests, binds\n"), "{said}");
+}
+
 #[test]
 fn a_subjects_strikes_and_its_next_rung_are_shown() {
     let folder = Scratch::folder();

@@ -112,6 +112,8 @@ struct BudgetBody {
     limit: u64,
     /// When it is free again, or more of it, in Unix seconds; null if nothing is used, and under `concurrency`.
     free_at: Option<u64>,
+    /// Why the rule denies or skips requests of a subject that has no tier of the policy, unless they name one; null if it counts them.
+    why: Option<String>,
 }
 
 impl From<LadderState> for LadderBody {
@@ -138,10 +140,10 @@ impl From<LadderState> for LadderBody {
 
 impl BudgetBody {
     fn new(state: BudgetState, policy: &Policy) -> Self {
-        let BudgetState { rule, category, notation, used, limit, free_at } = state;
+        let BudgetState { rule, category, notation, used, limit, free_at, why } = state;
         let observes = policy.rules().iter().any(|own| *own.name == rule && own.mode == Mode::Observe);
         let mode = if observes { "observe" } else { "enforce" };
-        Self { rule, category, mode, notation, used, limit, free_at: free_at.map(Timestamp::secs_ceil) }
+        Self { rule, category, mode, notation, used, limit, free_at: free_at.map(Timestamp::secs_ceil), why }
     }
 }
 
