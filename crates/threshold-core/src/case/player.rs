@@ -67,6 +67,17 @@ struct SubjectArgs {
     layer: String,
     #[serde(default)]
     key: String,
+}
+
+/// A subject, or what a rule counts under the same key as this request.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PauseArgs {
+    layer: Option<String>,
+    #[serde(default)]
+    key: String,
+    rule: Option<String>,
+    request: Option<FactsBody>,
     seconds: Option<u64>,
 }
 
@@ -269,13 +280,24 @@ impl LedgerPlayer {
         })
     }
 
-    fn pause(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
+    fn pause(&mut self, policy: &Policy, args: &PauseArgs, now: Timestamp) -> Result<Value, String> {
         let seconds = args.seconds.ok_or("a pause takes seconds")?;
-        let layer = layer(&args.layer)?;
-        if let Err(message) = policy.subject_key(layer, &args.key) {
-            return Ok(error_json("bad_request", &message.to_string(), "key"));
-        }
-        let keys = policy.keys_of(layer, &args.key);
+        let keys = match (&args.rule, &args.request, &args.layer) {
+            (Some(rule), Some(request), None) if args.key.is_empty() => {
+                match request.with(TraceId::default(), |facts| policy.keys_of_rule(rule, facts)) {
+                    Ok(keys) => keys,
+                    Err(error) => return Ok(error),
+                }
+            }
+            (None, None, Some(name)) => {
+                let layer = layer(name)?;
+                if let Err(message) = policy.subject_key(layer, &args.key) {
+                    return Ok(error_json("bad_request", &message.to_string(), "key"));
+                }
+                policy.keys_of(layer, &args.key)
+            }
+            _ => return Err("a pause takes a layer and a key, or a rule and a request".to_owned()),
+        };
         let known = !keys.balances.is_empty();
         self.execute(&Command::Pause { keys, length: Span::from_secs(seconds) }, now);
         Ok(json!({"ok": known}))
