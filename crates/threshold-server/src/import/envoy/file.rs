@@ -71,6 +71,8 @@ struct ReplacedFile {
 pub(super) struct Domain {
     pub(super) name: String,
     pub(super) nodes: Level,
+    /// The lines of descriptors that none selects, each with that of the value `*` that comes before it.
+    pub(super) unselected: BTreeMap<u64, u64>,
 }
 
 /// The descriptors below another one, or at the top, by the facts that their keys become.
@@ -88,12 +90,15 @@ pub(super) struct Siblings {
 }
 
 impl Siblings {
-    /// Leaves out what no value selects, and finds what patterns begin with.
-    fn finish(&mut self) {
+    /// Leaves out what no value selects, adding its lines to `unselected`, and finds what patterns begin with.
+    fn finish(&mut self, unselected: &mut BTreeMap<u64, u64>) {
         let is_any = |node: &Node| matches!(&node.values, Values::Pattern(parts) if parts.iter().all(String::is_empty));
         if let Some(place) = self.patterns.iter().position(is_any) {
-            self.patterns.truncate(place.saturating_add(1));
-            self.any = None;
+            let after = self.patterns.split_off(place.saturating_add(1));
+            let star = self.patterns.last().map_or(0, |node| node.line);
+            let left_out =
+                after.iter().chain(self.any.take().as_deref()).map(|node| (node.line, star)).collect::<Vec<_>>();
+            unselected.extend(left_out);
         }
         for (place, node) in self.patterns.iter().enumerate() {
             if let Values::Pattern(parts) = &node.values {
@@ -157,8 +162,10 @@ pub(super) fn read(text: &str) -> Result<Domain, ImportError> {
         let message = format!("the domain \"{name}\": a pattern of a policy cannot have *, {{ or }} as themselves");
         return Err(ImportError::new(line, message));
     }
-    let mut reader = Reader { above: vec![DOMAIN.to_owned(), ENTRY_KEYS.to_owned()], nodes: 0 };
-    Ok(Domain { name, nodes: reader.level(root.descriptors)? })
+    let mut reader =
+        Reader { above: vec![DOMAIN.to_owned(), ENTRY_KEYS.to_owned()], nodes: 0, unselected: BTreeMap::new() };
+    let nodes = reader.level(root.descriptors)?;
+    Ok(Domain { name, nodes, unselected: reader.unselected })
 }
 
 /// Describes an error of the YAML in the words of the file, and not in those of types.
@@ -187,6 +194,7 @@ struct Reader {
     /// The facts of those above, and of the descriptor itself.
     above: Vec<String>,
     nodes: usize,
+    unselected: BTreeMap<u64, u64>,
 }
 
 impl Reader {
@@ -205,7 +213,7 @@ impl Reader {
                 Values::Any => siblings.any = Some(Box::new(node)),
             }
         }
-        level.values_mut().for_each(Siblings::finish);
+        level.values_mut().for_each(|siblings| siblings.finish(&mut self.unselected));
         Ok(level)
     }
 

@@ -437,6 +437,19 @@ fn what_decides_nothing_is_left_out_and_scalars_are_texts() {
 /// A file of a thousand values is no more than a thousand rules, of which one applies.
 ///
 /// Woken by: counting rules for other values of a fact in `too-many-meet`.
+/// A sibling that no descriptor selects was left out without a word.
+#[test]
+fn what_comes_after_a_star_is_left_out_with_its_line() {
+    let limit = "rate_limit: {unit: minute, requests_per_unit: 1}";
+    let one = |value: &str| format!("- {{key: a{value}, {limit}}}\n");
+    let rest = ["", ", value: 'w*'", ", value: '*'", ", value: 'x*'", ", value: 'y'"].map(one).concat();
+    let text = import("rate.yaml", &format!("domain: d\ndescriptors:\n{rest}")).unwrap();
+    let left_out: Vec<&str> = text.lines().filter(|line| line.contains("left out")).collect();
+    let why = "left out: no descriptor selects it after the value * of line 5";
+    assert_eq!(left_out, [format!("# Line 3: {why}"), format!("# Line 6: {why}")]);
+    assert_eq!(text.matches("limit = ").count(), 3, "{text}");
+}
+
 #[test]
 fn many_values_of_one_key_are_many_rules() {
     let values: String = (0..200)

@@ -59,6 +59,10 @@ impl Imported<'_> {
         for exception in &selection.exceptions {
             exception.write(domain, names, text);
         }
+        for (own, star) in &self.domain.unselected {
+            let why = format_args!("left out: no descriptor selects it after the value * of line {star}");
+            line(text, format_args!("\n# {place} {own}: {why}"));
+        }
         written
     }
 }
