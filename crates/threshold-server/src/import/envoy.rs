@@ -31,6 +31,12 @@ pub(super) fn import(sources: &[Source]) -> anyhow::Result<String> {
     for (domain, source) in domains.iter().zip(sources) {
         selections.push(Selection::of(&domain.nodes, &mut work).map_err(|error| error.of(&source.name))?);
     }
+    if let Some((domain, source)) = domains.first().zip(sources.first())
+        && selections.iter().all(|own| own.rules.is_empty())
+    {
+        let message = "no descriptor has a rate_limit that applies: the policy would be empty";
+        return Err(ImportError::new(domain.line, message).of(&source.name));
+    }
     check_number(&selections)
         .map_err(|(place, error)| error.of(sources.get(place).map_or("", |source| &source.name)))?;
     let imported = domains.iter().zip(sources).zip(&selections);
@@ -87,8 +93,8 @@ impl ImportError {
 enum Values {
     /// Only this one.
     One(String),
-    /// All with these parts in this order and anything between them: a value with stars, of which there is at least one.
-    Pattern(Vec<String>),
+    /// All that begin with this: a value with a star at its end.
+    Pattern(String),
     /// Any: a node without a value.
     Any,
 }
@@ -97,21 +103,8 @@ impl Values {
     fn contain(&self, value: &str) -> bool {
         match self {
             Self::One(own) => own == value,
-            Self::Pattern(parts) => contains_parts(parts, value),
+            Self::Pattern(beginning) => value.starts_with(beginning.as_str()),
             Self::Any => true,
         }
     }
-}
-
-/// Whether a value begins with the first part, ends with the last one, and has the others between them in their order.
-fn contains_parts(parts: &[String], value: &str) -> bool {
-    let [first, middle @ .., last] = parts else { return false };
-    let between = value.strip_prefix(first.as_str()).and_then(|rest| rest.strip_suffix(last.as_str()));
-    // The earliest place of each part leaves the most for those after it.
-    let found = |rest: &'_ str, part: &String| rest.find(part.as_str()).map(|at| at.saturating_add(part.len()));
-    let mut rest = between;
-    for part in middle {
-        rest = rest.and_then(|rest| rest.get(found(rest, part)?..));
-    }
-    rest.is_some()
 }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ops::Bound;
 
 use super::file::{Level, Node, Siblings};
-use super::{ImportError, Values, contains_parts};
+use super::{ImportError, Values};
 
 /// The most comparisons of one import. A hundred thousand descriptors take a few hundred thousand, unless many patterns match the same
 /// values.
@@ -71,7 +71,7 @@ impl<'n> Selection<'n> {
         let mut shapes: HashMap<Vec<&str>, usize> = HashMap::new();
         let numbered = paths.into_iter().map(|path: Vec<&Node>| {
             let number = shapes.len();
-            (*shapes.entry(path.iter().map(|node| &*node.fact).collect()).or_insert(number), path)
+            (*shapes.entry(path.iter().map(|node| &*node.key).collect()).or_insert(number), path)
         });
         let mut numbered: Vec<(usize, Vec<&Node>)> = numbered.collect();
         // One sequence of keys after the other; within each, what comes before other nodes comes first.
@@ -200,7 +200,7 @@ struct Search<'s, 'n> {
 impl<'n> Search<'_, 'n> {
     fn run(&mut self, level: &'n Level, depth: usize, work: &mut Work) -> Result<(), ImportError> {
         let Some(own) = self.path.get(depth) else { return Ok(()) };
-        let Some(siblings) = level.get(&own.fact) else { return Ok(()) };
+        let Some(siblings) = level.get(&own.key) else { return Ok(()) };
         let below = depth.saturating_add(1);
         for node in selected(siblings, own, self.order.earlier(own), work)? {
             work.add(1)?;
@@ -224,10 +224,10 @@ impl<'n> Search<'_, 'n> {
 fn earlier<'n>(siblings: &'n Siblings, node: &'n Node, work: &mut Work) -> Result<Vec<&'n Node>, ImportError> {
     match &node.values {
         Values::One(_) => Ok(Vec::new()),
-        Values::Pattern(parts) => {
-            let mut found = exact_like(siblings, parts, work)?;
+        Values::Pattern(beginning) => {
+            let mut found = exact_like(siblings, beginning, work)?;
             // Numbers of nodes rise with the file.
-            found.extend(patterns_like(siblings, parts, work)?.filter(|other| other.id < node.id));
+            found.extend(patterns_like(siblings, beginning, work)?.filter(|other| other.id < node.id));
             Ok(found)
         }
         Values::Any => {
@@ -256,17 +256,17 @@ fn selected<'n>(
             Ok(pattern.or(siblings.any.as_deref()).into_iter().collect())
         }
         Values::Any => Ok(siblings.all().collect()),
-        Values::Pattern(parts) => {
+        Values::Pattern(beginning) => {
             let is_own = siblings.patterns.binary_search_by_key(&own.id, |node| node.id).is_ok();
             let before = earlier.iter().filter_map(|node| match &node.values {
-                Values::Pattern(parts) => Some(parts),
+                Values::Pattern(beginning) => Some(beginning),
                 _ => None,
             });
             let mut found = Vec::new();
-            for parts in before.chain([parts]) {
-                found.extend(exact_like(siblings, parts, work)?);
+            for beginning in before.chain([beginning]) {
+                found.extend(exact_like(siblings, beginning, work)?);
                 // Of its own siblings, those after it are not selected by its values.
-                found.extend(patterns_like(siblings, parts, work)?.filter(|other| !is_own || other.id <= own.id));
+                found.extend(patterns_like(siblings, beginning, work)?.filter(|other| !is_own || other.id <= own.id));
             }
             found.extend(siblings.any.as_deref().filter(|_| !is_own));
             Ok(found)
@@ -275,42 +275,28 @@ fn selected<'n>(
 }
 
 /// Returns the exact values that a pattern matches.
-fn exact_like<'n>(siblings: &'n Siblings, parts: &[String], work: &mut Work) -> Result<Vec<&'n Node>, ImportError> {
-    let first = parts.first().map_or("", String::as_str);
-    let from = (Bound::Included(first), Bound::Unbounded);
-    let alike = siblings.exact.range::<str, _>(from).take_while(|(value, _)| value.starts_with(first));
-    let mut found = Vec::new();
-    for (value, node) in alike {
-        work.add(1)?;
-        found.extend(Some(node).filter(|_| contains_parts(parts, value)));
-    }
+fn exact_like<'n>(siblings: &'n Siblings, beginning: &str, work: &mut Work) -> Result<Vec<&'n Node>, ImportError> {
+    let from = (Bound::Included(beginning), Bound::Unbounded);
+    let alike = siblings.exact.range::<str, _>(from).take_while(|(value, _)| value.starts_with(beginning));
+    let found: Vec<&Node> = alike.map(|(_, node)| node).collect();
+    work.add(found.len())?;
     Ok(found)
 }
 
 /// Returns the patterns that match some of the values that a pattern matches.
 fn patterns_like<'n>(
     siblings: &'n Siblings,
-    parts: &[String],
+    beginning: &str,
     work: &mut Work,
 ) -> Result<impl Iterator<Item = &'n Node>, ImportError> {
-    let [first, .., last] = parts else { return Ok(Vec::new().into_iter()) };
-    work.add(first.len())?;
+    work.add(beginning.len())?;
     // Those that begin with a part of the beginning, and those that begin with all of it.
-    let shorter = first.char_indices().filter_map(|(at, _)| siblings.beginnings.get(first.get(..at)?));
-    let from = (Bound::Included(first.as_str()), Bound::Unbounded);
-    let longer = siblings.beginnings.range::<str, _>(from).take_while(|(other, _)| other.starts_with(first));
-    let mut found = Vec::new();
-    for place in shorter.chain(longer.map(|(_, places)| places)).flatten() {
-        work.add(1)?;
-        let Some(node) = siblings.patterns.get(*place) else { continue };
-        // What is between the beginning and the end of both can stand one after the other.
-        let is_like = |end: &String| end.ends_with(last) || last.ends_with(end);
-        if let Values::Pattern(own) = &node.values
-            && own.last().is_some_and(is_like)
-        {
-            found.push(node);
-        }
-    }
+    let shorter = beginning.char_indices().filter_map(|(at, _)| siblings.beginnings.get(beginning.get(..at)?));
+    let from = (Bound::Included(beginning), Bound::Unbounded);
+    let longer = siblings.beginnings.range::<str, _>(from).take_while(|(other, _)| other.starts_with(beginning));
+    let places = shorter.chain(longer.map(|(_, place)| place));
+    let found: Vec<&Node> = places.filter_map(|place| siblings.patterns.get(*place)).collect();
+    work.add(found.len())?;
     Ok(found.into_iter())
 }
 
@@ -325,7 +311,7 @@ fn exceptions<'n>(
     let mut families: Vec<Vec<&SelectedRule<'n>>> = Vec::new();
     for rule in rules.iter().filter(|rule| rule.is_fallback) {
         let above = rule.above().iter().map(|node| node.id).collect();
-        let place = *places.entry((above, &rule.node().fact, rule.layer)).or_insert(families.len());
+        let place = *places.entry((above, &rule.node().key, rule.layer)).or_insert(families.len());
         if place == families.len() {
             families.push(Vec::new());
         }

@@ -152,7 +152,7 @@ fn head(text: &mut String, name: &str, layer: usize, domain: &str, path: &[&Node
 fn pattern(values: &Values) -> String {
     match values {
         Values::One(value) => value.clone(),
-        Values::Pattern(parts) => parts.join("**"),
+        Values::Pattern(beginning) => format!("{beginning}**"),
         Values::Any => "**".to_owned(),
     }
 }
@@ -165,7 +165,7 @@ fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
 fn shown(path: &[&Node]) -> String {
     let entries = path.iter().map(|node| match &node.values {
         Values::One(value) => format!("{}={value}", node.key),
-        Values::Pattern(parts) => format!("{}={}", node.key, parts.join("*")),
+        Values::Pattern(beginning) => format!("{}={beginning}*", node.key),
         Values::Any => node.key.clone(),
     });
     entries.collect::<Vec<_>>().join(", ")
