@@ -266,12 +266,8 @@ fn calls() -> impl Strategy<Value = Vec<(Index, [Index; 5], u64)>> {
 fn level(depth: u32) -> BoxedStrategy<Vec<Descriptor>> {
     let below = if depth > 1 { level(depth - 1) } else { Just(Vec::new()).boxed() };
     let value = select(
-        [
-            vec![""; 10],
-            vec!["x", "x", "y", "xy", "2", "x*", "xy*", "y*", "xyx*"].repeat(3),
-            vec!["*", "*", "x*y", "x**"],
-        ]
-        .concat(),
+        [vec![""; 10], ["x", "x", "y", "xy", "2", "x*", "xy*", "y*", "xyx*"].repeat(3), vec!["*", "*", "x*y", "x**"]]
+            .concat(),
     );
     let one =
         (select(vec!["a", "a", "a", "a_2", "a_2", "a_x", "b", "b", "b"]), value, 0..8_u8, any::<[bool; 2]>(), below);
