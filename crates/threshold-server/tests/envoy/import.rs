@@ -8,8 +8,8 @@ use super::grpc_client::{GrpcClient, RATE_LIMIT};
 use super::process::{Scratch, Start};
 use super::proto::{Code, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 
-/// The files of `test/config` that are refused, with the line, and what is wrong there. That service loads only the last of them.
-const REFUSED: [(&str, &str); 13] = [
+/// The files of `test/config` that are refused, with the line, and what is wrong there. That service loads only the last two of them.
+const REFUSED: [(&str, &str); 14] = [
     ("bad_limit_unit.yaml", "6: unknown unit \"foo\""),
     ("bad_yaml.yaml", "1: unclosed quote"),
     ("duplicate_key.yaml", "6: the same key and value as in line 3"),
@@ -22,6 +22,7 @@ const REFUSED: [(&str, &str); 13] = [
     ("replaces_empty.yaml", "10: replaces: name another limit"),
     ("replaces_self.yaml", "10: replaces: name another limit"),
     ("unlimited_with_unit.yaml", "6: unlimited: a limit with a unit is none"),
+    ("duplicate_domain.yaml", "1: no descriptor has a rate_limit that applies: the policy would be empty"),
     ("wildcard.yaml", "19: \"bar*b\": there, only a star at the end is a wildcard"),
 ];
 
