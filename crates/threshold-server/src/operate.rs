@@ -370,10 +370,10 @@ pub(crate) fn moment(value: &Value) -> String {
     at.map_or_else(|| shown(value), |at| at.to_string())
 }
 
-/// Formats a time in Unix milliseconds, always with three digits of them, so that columns stay aligned.
+/// Formats a time in Unix milliseconds.
 fn millis(value: &Value) -> String {
     let at = value.as_i64().and_then(|millis| jiff::Timestamp::from_millisecond(millis).ok());
-    at.map_or_else(|| shown(value), |at| format!("{at:.3}"))
+    at.map_or_else(|| shown(value), |at| at.to_string())
 }
 
 /// Percent-encodes a segment of a path, or a value of a query.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use threshold_core::text::printable;
 
 use super::api::Refused;
-use super::{Api, TailArgs, encoded, millis, shown};
+use super::{Api, TailArgs, encoded, shown};
 use crate::{Report, print_error};
 
 /// The longest line that is read: many times the longest event.
@@ -108,7 +108,7 @@ fn connect_again<S>(connect: impl Fn() -> anyhow::Result<S>) -> anyhow::Result<S
 fn described(event: &str) -> String {
     let Ok(event) = serde_json::from_str::<Value>(event) else { return String::new() };
     let field = |name: &str| event.get(name).unwrap_or(&Value::Null);
-    let mut text = format!("{}  {:<5}", millis(field("at")), shown(field("verdict")));
+    let mut text = format!("{}  {:<5}", time(field("at")), shown(field("verdict")));
     for (name, word) in
         [("layer", ""), ("rule", ""), ("endpoint", ""), ("tenant", "tenant "), ("userId", "user "), ("ip", "address ")]
     {
@@ -128,6 +128,12 @@ fn described(event: &str) -> String {
     printable(&text).into_owned()
 }
 
+/// Formats a time in Unix milliseconds with all three digits of them, so that what follows stays in its column.
+fn time(value: &Value) -> String {
+    let at = value.as_i64().and_then(|millis| jiff::Timestamp::from_millisecond(millis).ok());
+    at.map_or_else(|| shown(value), |at| format!("{at:.3}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,7 +148,7 @@ mod tests {
     #[test]
     fn every_time_has_three_digits_of_milliseconds() {
         for (at, text) in [(19_840, "1970-01-01T00:00:19.840Z"), (20_000, "1970-01-01T00:00:20.000Z")] {
-            assert_eq!(millis(&at.into()), text);
+            assert_eq!(time(&at.into()), text);
         }
     }
 

@@ -75,8 +75,11 @@ fn every_configuration_of_envoyproxy_ratelimit_is_imported_or_refused_with_its_l
     }
 }
 
-/// Descriptors of that example, with the limit that the service applies; `None` is none.
-const DECIDED: [(&[(&str, &str)], Option<u32>); 14] = [
+/// The entries of a descriptor, and the limit that the service applies to it; `None` is none.
+type Decided = (&'static [(&'static str, &'static str)], Option<u32>);
+
+/// Descriptors of that example.
+const DECIDED: [Decided; 14] = [
     (&[("foo", "any")], Some(2)),
     (&[("foo", "any"), ("bar", "any")], Some(3)),
     (&[("foo", "any"), ("bar", "bkthomps")], Some(1)),
