@@ -24,7 +24,7 @@ use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Digest, Timestamp};
 use threshold_limiter::api::{LayerName, Text, Whole, layer_named, read, unknown_layer};
 
-use super::client_memory::ListPage;
+use super::client_memory::{AnswerPage, ListPage};
 use super::http::trace_id;
 use super::json_body::JsonBody;
 use super::query::Query;
@@ -151,26 +151,26 @@ async fn list(
     let limit = page_limit(limit.as_deref())?;
     let after = after.map(|id| ban_id(&id)).transpose()?;
     let memory = reader.memory(&app).await?;
-    memory.text(&app, ban_page(&app, after, limit).await?)
+    memory.page(&app, ban_page(&app, after, limit).await?)
 }
 
 /// Returns as many bans as one answer has room for, at most `limit`.
-async fn ban_page(app: &App, mut after: Option<Digest>, limit: usize) -> Result<String, ApiError> {
+async fn ban_page(app: &App, mut after: Option<Digest>, limit: usize) -> Result<AnswerPage, ApiError> {
     // One policy for the whole page, so that all names are redacted by the same rules.
     let policy = app.desk.policy();
-    let (mut page, mut left) = (ListPage::new(), limit);
+    let (mut page, mut left) = (ListPage::new()?, limit);
     loop {
         let wanted = left.min(BANS_AT_ONCE);
         let bans = app.desk.bans(after, wanted).await?;
         for listed in &bans {
-            if !page.push(&BanBody::new(listed.id, listed.ban.as_ref(), listed.until, &policy)) {
-                return Ok(page.end());
+            if !page.push(&BanBody::new(listed.id, listed.ban.as_ref(), listed.until, &policy))? {
+                return page.end();
             }
             after = Some(listed.id);
         }
         left = left.saturating_sub(bans.len());
         if bans.len() < wanted || left == 0 {
-            return Ok(page.end());
+            return page.end();
         }
     }
 }

@@ -14,6 +14,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
 use http_body::{Frame, SizeHint};
+use memmap2::MmapMut;
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
@@ -117,9 +118,13 @@ impl MemoryPermit {
     /// # Errors
     /// 503 `busy` if the answer is larger than the memory that was acquired for it, and there is no more.
     pub(super) fn body(self, answer: Vec<u8>, client_timeout: Duration) -> Result<Body, ApiError> {
-        // One deadline for the whole answer, from when it is ready: the time to decide is not the client's.
-        let deadline = Instant::now().checked_add(client_timeout);
-        Ok(Body::new(ChunkedBody { rest: self.bytes(answer)?, deadline }))
+        Ok(chunked(self.bytes(answer)?, client_timeout))
+    }
+
+    /// Answers with a page of JSON.
+    pub(super) fn page(self, app: &App, page: AnswerPage) -> Result<Response, ApiError> {
+        let body = chunked(self.owned(page.length, page)?, app.bounds.client_timeout);
+        Ok(json_bytes(StatusCode::OK, body))
     }
 
     /// Answers with a value in JSON.
@@ -136,11 +141,16 @@ impl MemoryPermit {
     ///
     /// # Errors
     /// As [`body`](Self::body).
-    pub(super) fn bytes(mut self, mut bytes: Vec<u8>) -> Result<Bytes, ApiError> {
+    pub(super) fn bytes(self, mut bytes: Vec<u8>) -> Result<Bytes, ApiError> {
         // Shrunk before the units are counted: a vector may hold twice what it contains, and the memory behind it is
         // what is bounded.
         bytes.shrink_to_fit();
-        let needed = usize::try_from(units(bytes.len()).min(self.max)).unwrap_or(usize::MAX);
+        self.owned(bytes.len(), bytes)
+    }
+
+    /// Keeps `length` bytes of memory for as long as any of these bytes is used.
+    fn owned(mut self, length: usize, bytes: impl AsRef<[u8]> + Send + 'static) -> Result<Bytes, ApiError> {
+        let needed = usize::try_from(units(length).min(self.max)).unwrap_or(usize::MAX);
         // The permit was for the largest likely answer. What this one does not use is released; for more than that it never waits while
         // it holds some.
         drop(self.units.split(self.units.num_permits().saturating_sub(needed)));
@@ -153,34 +163,97 @@ impl MemoryPermit {
     }
 }
 
+fn chunked(rest: Bytes, client_timeout: Duration) -> Body {
+    // One deadline for the whole answer, from when it is ready: the time to decide is not the client's.
+    Body::new(ChunkedBody { rest, deadline: Instant::now().checked_add(client_timeout) })
+}
+
+/// JSON that is written into memory of its own, which goes back to the system when the answer is read. In the heap, what connections
+/// allocate meanwhile lies between large answers, and the room of an answer that is gone is not used again.
+#[derive(Debug)]
+pub(super) struct AnswerPage {
+    memory: MmapMut,
+    length: usize,
+}
+
+impl AnswerPage {
+    /// An empty page for so many bytes.
+    ///
+    /// # Errors
+    /// 503 `busy` if the system has no memory.
+    pub(super) fn new(bytes: usize) -> Result<Self, ApiError> {
+        let memory = MmapMut::map_anon(bytes.max(1)).map_err(|_| refusal("there is no memory for the answer"))?;
+        Ok(Self { memory, length: 0 })
+    }
+
+    /// Appends text.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new): a page grows if it must.
+    pub(super) fn push(&mut self, text: &str) -> Result<(), ApiError> {
+        let end = self.length.saturating_add(text.len());
+        if end > self.memory.len() {
+            let mut larger = Self::new(end.saturating_mul(2))?;
+            larger.write(self.as_ref());
+            *self = larger;
+        }
+        self.write(text.as_bytes());
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let end = self.length.saturating_add(bytes.len());
+        if let Some(free) = self.memory.get_mut(self.length..end) {
+            free.copy_from_slice(bytes);
+            self.length = end;
+        }
+    }
+}
+
+impl AsRef<[u8]> for AnswerPage {
+    fn as_ref(&self) -> &[u8] {
+        self.memory.get(..self.length).unwrap_or_default()
+    }
+}
+
 /// A JSON array that is as long as one answer may be.
 #[derive(Debug)]
-pub(super) struct ListPage(String);
+pub(super) struct ListPage(AnswerPage);
 
 impl ListPage {
-    pub(super) fn new() -> Self {
-        Self("[".to_owned())
+    /// # Errors
+    /// As [`AnswerPage::new`].
+    pub(super) fn new() -> Result<Self, ApiError> {
+        let mut page = AnswerPage::new(PAGE_BYTES)?;
+        page.push("[")?;
+        Ok(Self(page))
     }
 
     /// Appends an item. Returns `false`, and leaves the page as it is, if there is no room for it; there is for a first one.
-    pub(super) fn push<T: Serialize>(&mut self, item: &T) -> bool {
+    ///
+    /// # Errors
+    /// As [`AnswerPage::push`].
+    pub(super) fn push<T: Serialize>(&mut self, item: &T) -> Result<bool, ApiError> {
         let item = threshold_limiter::api::to_json(item);
-        let is_first = self.0.len() == 1;
+        let is_first = self.0.length == 1;
         // For the comma and the bracket.
-        if !is_first && self.0.len().saturating_add(item.len()).saturating_add(2) > PAGE_BYTES {
-            return false;
+        if !is_first && self.0.length.saturating_add(item.len()).saturating_add(2) > PAGE_BYTES {
+            return Ok(false);
         }
         if !is_first {
-            self.0.push(',');
+            self.0.push(",")?;
         }
-        self.0.push_str(&item);
-        true
+        self.0.push(&item)?;
+        Ok(true)
     }
 
     /// Returns the array.
-    pub(super) fn end(mut self) -> String {
-        self.0.push(']');
-        self.0
+    ///
+    /// # Errors
+    /// As [`AnswerPage::push`].
+    pub(super) fn end(mut self) -> Result<AnswerPage, ApiError> {
+        self.0.push("]")?;
+        Ok(self.0)
     }
 }
 
@@ -189,14 +262,14 @@ fn units(bytes: usize) -> u32 {
 }
 
 /// Bytes and their permit. Every chunk is a `Bytes` that refers to them, so the permit lives as long as the last chunk.
-struct OwnedBytes {
-    bytes: Vec<u8>,
+struct OwnedBytes<B> {
+    bytes: B,
     _permit: MemoryPermit,
 }
 
-impl AsRef<[u8]> for OwnedBytes {
+impl<B: AsRef<[u8]>> AsRef<[u8]> for OwnedBytes<B> {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_ref()
     }
 }
 

@@ -19,6 +19,7 @@ use threshold_core::{Event, Timestamp};
 use threshold_limiter::api::{layer_named, unknown_layer};
 
 use super::admin::{Operator, Reader};
+use super::client_memory::AnswerPage;
 use super::http::trace_id;
 use super::json_body::{Caller, JsonBody};
 use super::query::Query;
@@ -129,21 +130,22 @@ async fn list(
     // Twice, as they are copied into the answer.
     let memory = reader.memory_for(&app, 2 * PAGE_BYTES).await?;
     let page = page(&app, query, Collect::First).await?;
-    memory.text(&app, written(page))
+    memory.page(&app, written(page)?)
 }
 
-fn written(Page { events, next, previous }: Page) -> String {
-    let mut body = r#"{"events":["#.to_owned();
-    body.reserve(events.iter().fold(64, |sum, (_, event)| sum.saturating_add(event.len()).saturating_add(1)));
+fn written(Page { events, next, previous }: Page) -> Result<AnswerPage, ApiError> {
+    let length = events.iter().fold(128, |sum: usize, (_, event)| sum.saturating_add(event.len()).saturating_add(1));
+    let mut body = AnswerPage::new(length)?;
+    body.push(r#"{"events":["#)?;
     for (index, (_, event)) in events.into_iter().enumerate() {
         if index > 0 {
-            body.push(',');
+            body.push(",")?;
         }
-        body.push_str(&event);
+        body.push(&event)?;
     }
     let previous = previous.map_or_else(|| "null".to_owned(), |number| number.to_string());
-    body.push_str(&format!(r#"],"next":{next},"previous":{previous}}}"#));
-    body
+    body.push(&format!(r#"],"next":{next},"previous":{previous}}}"#))?;
+    Ok(body)
 }
 
 /// Whether events that wait in the queue are recorded first.

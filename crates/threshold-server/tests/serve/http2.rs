@@ -111,9 +111,19 @@ fn check_serves(server: &Server) {
 
 /// Connects from the last of these addresses of this machine, which makes the client another peer.
 pub(super) fn stream_from(last: u8, address: SocketAddr) -> TcpStream {
+    connect_from(last, address, tokio::net::TcpSocket::new_v4().unwrap())
+}
+
+/// As `stream_from`; the client's side holds little of what it does not read.
+pub(super) fn narrow_stream_from(last: u8, address: SocketAddr) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    connect_from(last, address, socket)
+}
+
+fn connect_from(last: u8, address: SocketAddr, socket: tokio::net::TcpSocket) -> TcpStream {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let stream = runtime.block_on(async {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0))).unwrap();
         socket.connect(address).await.unwrap().into_std().unwrap()
     });

@@ -11,7 +11,7 @@ use threshold_limiter::journal::AuditLine;
 use super::operator::Reader;
 use super::page_limit;
 use crate::desk::OperationError;
-use crate::door::client_memory::ListPage;
+use crate::door::client_memory::{AnswerPage, ListPage};
 use crate::door::query::Query;
 use crate::door::{ApiError, App};
 
@@ -62,12 +62,12 @@ pub(super) async fn list(
     let shared = Arc::clone(&app);
     // SQLite blocks, and would hold up the requests of this thread.
     let page = tokio::task::spawn_blocking(move || page(&shared, before, limit)).await;
-    memory.text(&app, page.map_err(|_| OperationError::AuditUnreadable)??)
+    memory.page(&app, page.map_err(|_| OperationError::AuditUnreadable)??)
 }
 
 /// Returns as many lines as one answer has room for, at most `limit`.
-fn page(app: &App, mut before: Option<u64>, limit: usize) -> Result<String, OperationError> {
-    let (mut page, mut left) = (ListPage::new(), limit);
+fn page(app: &App, mut before: Option<u64>, limit: usize) -> Result<AnswerPage, ApiError> {
+    let (mut page, mut left) = (ListPage::new()?, limit);
     loop {
         let wanted = left.min(LINES_AT_ONCE);
         let lines = app.desk.audit(before, wanted)?;
@@ -75,12 +75,12 @@ fn page(app: &App, mut before: Option<u64>, limit: usize) -> Result<String, Oper
         left = left.saturating_sub(lines.len());
         for line in lines {
             before = Some(line.0);
-            if !page.push(&AuditBody::from(line)) {
-                return Ok(page.end());
+            if !page.push(&AuditBody::from(line))? {
+                return page.end();
             }
         }
         if is_last {
-            return Ok(page.end());
+            return page.end();
         }
     }
 }

@@ -51,8 +51,12 @@ pub(super) async fn list(
     let after = after.map(|id| ban_id(&id)).transpose()?;
     let memory = reader.memory(&app).await?;
     let locks = app.desk.locks(after, limit.min(MAX_LOCKS)).await?;
-    let mut page = ListPage::new();
-    // The rest is in the next page.
-    let _ = locks.into_iter().all(|lock| page.push(&LockBody::from(lock)));
-    memory.text(&app, page.end())
+    let mut page = ListPage::new()?;
+    for lock in locks {
+        if !page.push(&LockBody::from(lock))? {
+            // The rest is in the next page.
+            break;
+        }
+    }
+    memory.page(&app, page.end()?)
 }
