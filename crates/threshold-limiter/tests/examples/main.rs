@@ -5,12 +5,12 @@
 mod axum;
 #[path = "../../../threshold-server/tests/readme/console.rs"]
 mod console;
+mod guide;
 mod login;
 mod mailer;
 mod outside;
 mod pages;
 mod programs;
-mod readme;
 mod running;
 mod weather;
 mod webhook;

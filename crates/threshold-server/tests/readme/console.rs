@@ -1,8 +1,5 @@
 //! Reads the commands of a page's `console` blocks and their output.
 
-/// The section whose commands start an example of `threshold-limiter`, which tests them.
-pub(crate) const OWN_SERVICE: &str = "In your own service\n";
-
 /// A command and the output that the page shows.
 #[derive(Debug)]
 pub(crate) struct Shown {

@@ -581,14 +581,13 @@ fn every_status_reaches_the_client() {
     }
 }
 
-/// A reader who copied the README's policy and its lines for nginx had all clients share one budget: the policy trusted another
-/// network than nginx's. The page's policy, its lines, and the file that it says to export are sufficient.
+/// A reader who copied a page's policy and its lines for nginx had all clients share one budget: the policy trusted another network
+/// than nginx's. The README's policy, the guide's lines, and the file that it says to export are sufficient.
 #[test]
-fn the_readmes_nginx_lines_work_when_copied() {
-    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
-    let block = |begins: &str| readme.split_once(begins).unwrap().1.split_once("```").unwrap().0;
-    let lines = block("```nginx\n");
-    let policy = format!("[identity]\n{}", block("```toml\n[identity]\n"));
+fn the_documented_nginx_lines_work_when_copied() {
+    let read = |path: &str| std::fs::read_to_string(format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let (guide, policy) = (read("docs/forward-auth.md"), read("policy.example.toml"));
+    let lines = guide.split_once("```nginx\n").unwrap().1.split_once("```").unwrap().0;
     let (server, policy) = Server::with(&policy);
     let path = policy.path().to_owned();
     let mut site = Site::start(Kind::Nginx, server, policy, Files::Shipped, &[]);

@@ -1,4 +1,4 @@
-//! The README agrees with the examples.
+//! The guide for programs in Rust agrees with the examples.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,22 +18,21 @@ pub(crate) fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
+/// The page that the examples are listed on.
+const GUIDE: &str = "../../docs/library.md";
+
 #[test]
-fn the_readme_shows_the_code_of_the_example() {
-    let block = |text: &str, opening: &str| -> String {
-        let lines = text.lines().skip_while(|line| *line != opening).skip(1);
-        lines.take_while(|line| *line != "```").flat_map(|line| [line, "\n"]).collect()
-    };
-    let compiled = block(&documentation(&read("src/tower.rs")), "```no_run");
-    assert!(compiled.lines().count() > 10, "{compiled}");
-    assert_eq!(block(&read("../../README.md"), "```rust"), compiled);
+fn the_guide_shows_the_code_of_the_layers_own_page() {
+    let page = documentation(&read("src/tower.rs"));
+    let code = page.split("```").nth(1).and_then(|block| block.strip_prefix("no_run\n")).expect("it begins with code");
+    assert!(code.len() > 100, "{code}");
+    assert!(read(GUIDE).contains(code), "docs/library.md does not show the code of src/tower.rs");
 }
 
 #[test]
-fn the_example_of_the_readme_does_what_the_readme_says() {
-    let readme = read("../../README.md");
-    let shown =
-        console::commands(console::sections(&readme).find(|text| text.starts_with(console::OWN_SERVICE)).unwrap());
+fn the_example_of_the_guide_does_what_the_guide_says() {
+    let guide = read(GUIDE);
+    let shown = console::commands(console::sections(&guide).find(|text| text.starts_with("Examples\n")).unwrap());
     let (start, asked) = shown.split_first().unwrap();
     assert_eq!(start.command, "cargo run --example axum");
     assert_eq!(start.output, ["listening on http://127.0.0.1:3000"]);
@@ -68,8 +67,8 @@ fn examples_need_no_feature_to_be_named_and_fit_a_page() {
     let layer = own["dependencies"].as_array().unwrap().iter().find(|needed| needed["name"] == own["name"]).unwrap();
     assert_eq!(layer["kind"], "dev");
     assert!(layer["features"].as_array().unwrap().contains(&"tower".into()), "{layer}");
-    let readme = read("../../README.md");
+    let guide = read(GUIDE);
     for name in names {
-        assert!(readme.contains(&format!("examples/{name}.rs)")), "the README does not tell of {name}");
+        assert!(guide.contains(&format!("examples/{name}.rs)")), "docs/library.md does not list {name}");
     }
 }
