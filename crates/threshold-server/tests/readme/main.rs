@@ -208,7 +208,10 @@ fn the_readme_shows_figures_that_were_measured() {
 #[test]
 fn the_readme_is_short() {
     let length = read("README.md").len();
-    assert!(length <= 7_168, "README.md has {length} bytes: move what is too long to the page of docs/ that is about it");
+    assert!(
+        length <= 7_168,
+        "README.md has {length} bytes: move what is too long to the page of docs/ that is about it"
+    );
 }
 
 /// The first screen says what this is, and names the two commands to try in a clone: one starts the server, followed by a
