@@ -214,6 +214,27 @@ fn the_readme_is_short() {
     );
 }
 
+/// Each of the five systems has its policy, and the program that its command starts.
+#[test]
+fn the_systems_of_the_readme_have_a_policy_and_a_program() {
+    let (root, readme) = (root(), read("README.md"));
+    let section = console::sections(&readme).find(|text| text.starts_with("Five systems that run\n")).unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let mut count = 0;
+    for row in rows {
+        let code: Vec<&str> = row.split('`').skip(1).step_by(2).collect();
+        let [name, command, ..] = code.as_slice() else { panic!("{row}") };
+        assert!(root.join(format!("policies/{name}.toml")).exists(), "{row}");
+        let program = match command.split_once("cargo run --example ") {
+            Some((_, example)) => format!("crates/threshold-limiter/examples/{example}.rs"),
+            None => format!("examples/workers/{}/wrangler.toml", command.split(' ').nth(1).unwrap()),
+        };
+        assert!(root.join(&program).exists(), "{row}: {program} does not exist");
+        count += 1;
+    }
+    assert_eq!(count, 5);
+}
+
 /// The first screen says what this is, and names the two commands to try in a clone: one starts the server, followed by a
 /// request that it answers; the other runs the tests.
 #[test]
