@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use threshold_limiter::store::redis::{RedisOptions, RedisStore};
+use threshold_redis::{RedisOptions, RedisStore};
 use threshold_limiter::{Facts, Limiter, Policy};
 
 use crate::servers::Servers;

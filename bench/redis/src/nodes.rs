@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use threshold_limiter::store::redis::{RedisOptions, RedisStore};
+use threshold_redis::{RedisOptions, RedisStore};
 use threshold_limiter::{Facts, Limiter, Policy, Secret};
 
 use crate::contenders::{Contender, Deciding, Verdict};

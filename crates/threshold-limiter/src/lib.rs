@@ -30,8 +30,7 @@
 //! | `sqlite` | a journal in an SQLite file: bans, strikes and locks outlive the process |
 //! | `api` | the JSON of the HTTP API, for hosts that serve it: bodies of calls, decisions, errors |
 //! | `schemas` | `api`, and the JSON Schemas of these types |
-//! | `redis` | a store in Redis or Valkey, which several nodes share |
-//! | `partitions` | commands on a store of partitions, for stores such as `redis` |
+//! | `partitions` | commands on a store of partitions, for stores such as that of `threshold-redis` |
 //! | `token` | bearer tokens, for a host that verifies their signatures by itself |
 //! | `jwt` | users, tenants and tiers from the claims of bearer tokens |
 //! | `metrics` | counters, histograms and gauges for Prometheus: `metrics::Metrics` |
@@ -99,6 +98,18 @@ pub use threshold_core::{
 #[doc = include_str!("../../../docs/policy.md")]
 #[doc = include_str!("../../../docs/scale.md")]
 mod pages {}
+
+/// What hosts of this project use of the inside: stores, servers and the Worker. It changes without notice.
+#[doc(hidden)]
+pub mod host {
+    use threshold_core::TraceId;
+
+    /// Returns an id nobody can guess.
+    #[must_use]
+    pub fn random_id() -> TraceId {
+        super::random_id()
+    }
+}
 
 /// Fresh random bytes that nobody can guess.
 fn random<const N: usize>() -> [u8; N] {

@@ -8,8 +8,6 @@ mod errors;
 pub mod memory;
 #[cfg(feature = "partitions")]
 pub mod partitioned;
-#[cfg(feature = "redis")]
-pub mod redis;
 mod shared;
 
 use std::future::Future;
@@ -287,9 +285,8 @@ impl Share {
 /// [`Limiter::check`](crate::Limiter::check). Its [`Store::answers_at_once`] must return true.
 pub trait ImmediateStore: Store {}
 
-/// The kinds of records that operators can list.
+/// The kinds of records that operators can list. A store lists all of them, so a new one is a change for every store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Kind {
     /// Subjects that a ladder has banned.
     Banned,

@@ -32,10 +32,10 @@ use threshold_core::{BytesError, Decision, Facts, KeyId, Limit, PlanError, Recei
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, SaveError};
 use threshold_limiter::limiter::{CreditError, JointDecision, JointError, JointRequest, LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::redis::within;
 use threshold_limiter::store::{AnyStore, EndError, KeyUsage, Store as _, StoreError, StoreErrorCount};
 use threshold_limiter::tower::ThresholdLayer;
 use threshold_limiter::{ActivePenalties, ActiveShadowBan, Clock, LimitDecision, Limiter, PenaltyCounts, Reserved};
+use threshold_redis::within;
 
 use crate::log::{self, DenialLog, LogSampler};
 use crate::metrics::Metrics;

@@ -56,8 +56,8 @@ use axum::routing::future::RouteFuture;
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use serde::Serialize;
-use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::tower::PeerAddr;
+use threshold_redis::RedisStore;
 use tower_service::Service as _;
 
 use crate::desk::{Desk, new_trace};

@@ -31,8 +31,8 @@ use threshold_core::{Secret, Secrets, Span, Timestamp};
 use threshold_limiter::SystemClock;
 use threshold_limiter::files::unsafe_folder;
 use threshold_limiter::journal::GivenSecrets;
-use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::store::{AnyStore, StoreError};
+use threshold_redis::RedisStore;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::Level;
 

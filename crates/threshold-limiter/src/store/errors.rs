@@ -102,6 +102,12 @@ impl StoreErrorCount {
     /// How long an error is shown as present: longer than the interval of usual health checks.
     const RECENT: Duration = Duration::from_secs(10);
 
+    /// Counts the errors of one kind, for a store.
+    #[must_use]
+    pub const fn new(kind: StoreErrorKind, count: u64, last: String, age: Duration) -> Self {
+        Self { kind, count, last, age }
+    }
+
     /// Returns whether the last error was a moment ago, so that the next call may fail with it as well.
     #[must_use]
     pub fn is_recent(&self) -> bool {

@@ -1,10 +1,7 @@
 //! The examples that are no servers: each runs to its end and prints what it did.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use ::axum::Router;
 use ::axum::http::StatusCode;
@@ -62,40 +59,4 @@ fn tokens_are_reserved_and_the_real_count_is_committed() {
 fn limits_follow_a_table() {
     let expect = ["acme: 50", "other: 3", "acme: 200", "other: 3", "acme: 3", "other: 3"];
     assert_eq!(run("database", &[]), expect.map(|line| format!("{line} a minute")));
-}
-
-/// A Redis server on a socket in a folder of its own, until this value is dropped.
-struct Redis(Child, PathBuf);
-
-impl Redis {
-    fn start() -> Self {
-        let folder = std::env::temp_dir().join(format!("threshold-example-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let mut server = Command::new("redis-server");
-        server.args(["--port", "0", "--save", "", "--unixsocket"]).arg(folder.join("socket")).arg("--dir").arg(&folder);
-        let started = Self(server.stdout(Stdio::null()).spawn().expect("redis-server is installed"), folder);
-        let begun = Instant::now();
-        while std::os::unix::net::UnixStream::connect(started.1.join("socket")).is_err() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "redis-server does not answer");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        started
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-        let _ = std::fs::remove_dir_all(&self.1);
-    }
-}
-
-#[test]
-fn two_processes_on_one_redis_share_a_limit() {
-    let redis = Redis::start();
-    let url = format!("redis+unix://{}", redis.1.join("socket").display());
-    let variables = [("REDIS", url.as_str()), ("THRESHOLD_SECRET", "the same secret in both processes")];
-    let lines = [run("redis", &variables), run("redis", &variables)].concat();
-    assert_eq!(lines, ["allowed", "allowed", "allowed", "allowed", "allowed", "denied"]);
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use threshold_core::{Policy, Timestamp};
 use threshold_limiter::store::AnyStore;
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::{ManualClock, Observer};
+use threshold_redis::RedisStore;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
@@ -30,7 +30,7 @@ mod key_value;
     clippy::arithmetic_side_effects,
     reason = "the tests of the store use all of it, and do not continue on an error"
 )]
-#[path = "../../../threshold-limiter/tests/redis/process.rs"]
+#[path = "../../../threshold-redis/tests/redis/process.rs"]
 mod redis_process;
 #[path = "../../../threshold-core/tests/support/vectors.rs"]
 pub(super) mod vectors;

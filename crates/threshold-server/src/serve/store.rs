@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use threshold_core::{Secret, Secrets};
 use threshold_limiter::files::Trust;
-use threshold_limiter::store::redis::{RedisOptions, RedisStore, RedisUrl};
+use threshold_redis::{RedisOptions, RedisStore, RedisUrl};
 
 use crate::cli::ServeArgs;
 use crate::source::read_trusted;

@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use crate::{read, root};
+use crate::{crates, read, root};
 
 /// The pages of the repository, by their paths from its root.
 fn pages() -> BTreeSet<PathBuf> {
     let mut pages = BTreeSet::new();
-    for folder in ["", "docs", "docs/runbooks", "crates/threshold-core", "crates/threshold-limiter"] {
-        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
-            let path = Path::new(folder).join(entry.unwrap().file_name());
+    let folders = ["", "docs", "docs/runbooks"].map(PathBuf::from);
+    for folder in folders.into_iter().chain(crates()) {
+        for entry in std::fs::read_dir(root().join(&folder)).unwrap() {
+            let path = folder.join(entry.unwrap().file_name());
             if path.extension().is_some_and(|extension| extension == "md") {
                 pages.insert(path);
             }

@@ -53,7 +53,7 @@ mod proxy;
 mod proxy_headers;
 mod redis;
 #[expect(dead_code, clippy::arithmetic_side_effects, reason = "the tests of the store use all of it")]
-#[path = "../../../threshold-limiter/tests/redis/process.rs"]
+#[path = "../../../threshold-redis/tests/redis/process.rs"]
 mod redis_process;
 mod reload;
 mod resp;

@@ -1,0 +1,165 @@
+//! The servers of a store: one, or the primaries of a Cluster. Every call goes to the server of its key.
+
+use std::sync::Arc;
+
+use ::redis::{Cmd, Value};
+use futures_util::future::join_all;
+use threshold_core::Timestamp;
+
+use super::clock::ServerClock;
+use super::cluster::Cluster;
+use super::errors::Errors;
+use super::reply;
+use super::server::{Call, CallError, Latest, Server, ServerScript, classify};
+use threshold_limiter::store::StoreError;
+
+/// A reply, and the server that has sent it.
+#[derive(Debug)]
+pub(super) struct Replied {
+    pub(super) value: Value,
+    pub(super) server: Arc<Server>,
+}
+
+/// The servers of a store.
+#[derive(Debug, Clone)]
+pub(super) enum Servers {
+    Single(Arc<Server>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Servers {
+    /// Runs a script on the server of its keys, which are all in one slot. It is sent again only if a server has refused it, so it
+    /// is executed at most once.
+    pub(super) async fn run(
+        &self,
+        script: &ServerScript,
+        keys: &[String],
+        args: &[Vec<u8>],
+    ) -> Result<Value, CallError> {
+        Ok(self.run_until(script, keys, args, Latest::Untold).await?.value)
+    }
+
+    /// Runs a script that is told until when it may be executed.
+    pub(super) async fn run_until(
+        &self,
+        script: &ServerScript,
+        keys: &[String],
+        args: &[Vec<u8>],
+        latest: Latest,
+    ) -> Result<Replied, CallError> {
+        let key = keys.first().map_or("", String::as_str);
+        self.call(key, Call::Script { script, keys, args, latest }).await
+    }
+
+    /// Sends a command to the server of a key.
+    pub(super) async fn send(&self, key: &str, command: &Cmd) -> Result<Value, CallError> {
+        Ok(self.call(key, Call::Command(command)).await?.value)
+    }
+
+    async fn call(&self, key: &str, call: Call<'_>) -> Result<Replied, CallError> {
+        match self {
+            Self::Single(server) => {
+                let called = server.call(call, false).await;
+                let value = called.map_err(|error| {
+                    server.count(&server.errors, &error);
+                    classify(&error)
+                })?;
+                Ok(Replied { value, server: Arc::clone(server) })
+            }
+            Self::Cluster(cluster) => cluster.call(key, call).await,
+        }
+    }
+
+    /// Reads the values of keys in any slots.
+    pub(super) async fn read_all(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let reads = keys.iter().map(|key| async move {
+            let mut read = Cmd::new();
+            read.arg("GET").arg(key);
+            match self.send(key, &read).await? {
+                Value::BulkString(bytes) => Ok(Some(bytes)),
+                _ => Ok(None),
+            }
+        });
+        join_all(reads).await.into_iter().collect()
+    }
+
+    /// Asks a server for its time.
+    pub(super) async fn time(&self) -> Result<(), StoreError> {
+        let mut ask = Cmd::new();
+        ask.arg("TIME");
+        let server = self.all().into_iter().find(|server| server.is_connected()).ok_or(StoreError::Unavailable)?;
+        let value = server.send(&ask).await.map_err(|error| classify(&error))?;
+        let now = reply::time(&mut reply::array(value)?.into_iter())?;
+        self.heard(&server, now);
+        Ok(())
+    }
+
+    /// Takes over the time of a reply that a server has just sent.
+    pub(super) fn heard(&self, server: &Server, now: Timestamp) {
+        server.clock.heard(now);
+        // The clock of the store, which the single server has itself.
+        if let Self::Cluster(cluster) = self {
+            cluster.clock.heard(now);
+        }
+    }
+
+    /// Returns a number for the server of a key, which no other server has at the same time.
+    pub(super) fn number_at(&self, key: &str) -> usize {
+        match self {
+            Self::Single(_) => 0,
+            Self::Cluster(cluster) => cluster.owner_of(key).map_or(0, |server| Arc::as_ptr(&server).addr()),
+        }
+    }
+
+    /// Returns the present time of the server of a key; `None` before its first reply.
+    pub(super) fn now_at(&self, key: &str) -> Option<Timestamp> {
+        match self {
+            Self::Single(server) => server.clock.now(),
+            Self::Cluster(cluster) => cluster.owner_of(key)?.clock.now(),
+        }
+    }
+
+    /// Returns the clock of the store. That of a Cluster follows the primary that has answered last.
+    pub(super) fn clock(&self) -> &ServerClock {
+        match self {
+            Self::Single(server) => &server.clock,
+            Self::Cluster(cluster) => &cluster.clock,
+        }
+    }
+
+    /// Returns the errors that calls have ended with.
+    pub(super) fn errors(&self) -> &Errors {
+        match self {
+            Self::Single(server) => &server.errors,
+            Self::Cluster(cluster) => &cluster.errors,
+        }
+    }
+
+    /// Returns every server that is known now: one, or the primaries of a Cluster.
+    pub(super) fn all(&self) -> Vec<Arc<Server>> {
+        match self {
+            Self::Single(server) => vec![Arc::clone(server)],
+            Self::Cluster(cluster) => cluster.primaries(),
+        }
+    }
+
+    /// Returns whether a command can change records of several partitions in one step.
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self, Self::Single(_))
+    }
+
+    /// Returns whether there is a connection to every server.
+    pub(super) fn is_connected(&self) -> bool {
+        self.all().iter().all(|server| server.is_connected())
+    }
+
+    /// Returns what is wrong at this moment, for operators: a server without a connection, or errors of the last moments.
+    pub(super) fn present_problem(&self) -> Option<String> {
+        self.all().iter().find_map(|server| server.absence()).or_else(|| self.errors().present())
+    }
+
+    /// Returns the last error of a server, for operators.
+    pub(super) fn problem(&self) -> Option<String> {
+        self.all().iter().find_map(|server| server.problem())
+    }
+}
