@@ -28,28 +28,21 @@
 //! | `axum` | `tower`, and the route that axum's router matched |
 //! | `wait` | waiting for capacity, on tokio's timer |
 //! | `sqlite` | a journal in an SQLite file: bans, strikes and locks outlive the process |
-//! | `api` | the JSON of the HTTP API, for hosts that serve it: bodies of calls, decisions, errors |
-//! | `schemas` | `api`, and the JSON Schemas of these types |
 //! | `partitions` | commands on a store of partitions, for stores such as that of `threshold-redis` |
-//! | `token` | bearer tokens, for a host that verifies their signatures by itself |
-//! | `jwt` | users, tenants and tiers from the claims of bearer tokens |
 //! | `metrics` | counters, histograms and gauges for Prometheus: `metrics::Metrics` |
 
 pub mod active_penalties;
-#[cfg(feature = "api")]
-pub mod api;
 pub mod bans;
 pub mod clock;
 #[cfg(not(target_family = "wasm"))]
 pub mod events;
-#[cfg(any(feature = "jwt", feature = "sqlite"))]
+#[cfg(feature = "memory")]
+#[doc(hidden)]
 pub mod files;
 #[cfg(any(feature = "metrics", feature = "sqlite"))]
 pub mod histogram;
 #[cfg(feature = "sqlite")]
 pub mod journal;
-#[cfg(feature = "jwt")]
-pub mod jwt;
 #[cfg(feature = "memory")]
 pub mod keyed;
 pub mod limiter;
@@ -60,10 +53,6 @@ pub mod observer;
 mod prefetch;
 pub mod store;
 mod sync;
-#[cfg(feature = "api")]
-pub mod tenant_config;
-#[cfg(feature = "token")]
-pub mod token;
 #[cfg(feature = "tower")]
 pub mod tower;
 

@@ -38,7 +38,7 @@
 //! - **The caller** is identified as the policy's `[identity]` says: by the peer's address ([`PeerAddr`], axum's `ConnectInfo`
 //!   with the feature `axum`, or [`ThresholdLayer::peer`]), and by header fields if the peer is a trusted proxy. The
 //!   application may identify it in [`ThresholdLayer::identify`]. A `claim:` comes from the bearer token, verified as
-//!   `[identity.jwt]` says; `threshold_limiter::jwt` (feature `jwt`) reads the keys. A token that does not verify identifies
+//!   `[identity.jwt]` says; `threshold_wire::jwt` reads the keys. A token that does not verify identifies
 //!   nobody.
 //! - **An allowed request** goes to the service, and its response gets the rate-limit fields. Fields that the service has set
 //!   stay as they are.

@@ -112,6 +112,6 @@ fn errors_of_the_layer() {
     check(vec![(
         threshold_limiter::tower::NoTokenVerifier.into(),
         "the policy has [identity.jwt], and nothing verifies its tokens: pass the policy through \
-         threshold_limiter::jwt::attach (feature \"jwt\") first",
+         threshold_wire::jwt::attach first",
     )]);
 }

@@ -406,7 +406,7 @@ fn router(app: Arc<App>, audience: Audience) -> Router {
 
 /// Builds an answer in JSON.
 fn json<T: Serialize>(status: StatusCode, body: &T) -> Response {
-    json_bytes(status, threshold_limiter::api::to_json(body))
+    json_bytes(status, threshold_wire::to_json(body))
 }
 
 /// Builds an answer from encoded JSON.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use threshold_core::policy::Policy;
-use threshold_limiter::jwt::{KeyError, Verifier, read_key_file};
+use threshold_wire::jwt::{KeyError, Verifier, read_key_file};
 
 /// The verifier of a policy, and the contents of its key file.
 pub(crate) struct TokenKeys {

@@ -6,7 +6,7 @@ mod openapi;
 use std::path::Path;
 
 use threshold_core::policy::{Finding, Policy, Review, Severity};
-use threshold_limiter::jwt::{Verifier, read_key_file};
+use threshold_wire::jwt::{Verifier, read_key_file};
 
 use crate::Report;
 use crate::cli::{Denied, LintArgs};

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use threshold_core::policy::{Finding, Policy};
 use threshold_limiter::files::Trust;
-use threshold_limiter::jwt::Verifier;
+use threshold_wire::jwt::Verifier;
 
 use crate::door::{App, Problem};
 use crate::jwt::{self, TokenKeys};

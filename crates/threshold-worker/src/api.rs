@@ -8,7 +8,7 @@ use http::{HeaderMap, Method, Request};
 use subtle::ConstantTimeEq as _;
 use threshold_core::plan::Verb;
 use threshold_core::{Secrets, TraceId};
-use threshold_limiter::api::{Answer, ApiError, LimitCall, Requests, read_requests, refuse_waiting};
+use threshold_wire::{Answer, ApiError, LimitCall, Requests, read_requests, refuse_waiting};
 use worker::{Env, Headers, Response, Result};
 
 use crate::config::Config;

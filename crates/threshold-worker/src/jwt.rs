@@ -11,7 +11,7 @@ use http::header::AUTHORIZATION;
 use threshold_core::Timestamp;
 use threshold_core::policy::{Claims, Jwt, Policy, TokenError, TokenVerifier};
 use threshold_limiter::Clock as _;
-use threshold_limiter::token::Token;
+use threshold_wire::token::Token;
 use worker::js_sys::{Array, Promise, Reflect, Uint8Array};
 use worker::send::SendWrapper;
 use worker::wasm_bindgen::prelude::wasm_bindgen;

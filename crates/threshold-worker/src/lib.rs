@@ -25,7 +25,7 @@ mod warnings;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use threshold_limiter::api::ApiError;
+use threshold_wire::ApiError;
 use worker::js_sys::{Error, Function, Reflect, TypeError};
 use worker::wasm_bindgen::prelude::wasm_bindgen;
 use worker::wasm_bindgen::{JsCast as _, JsValue};

@@ -3,7 +3,7 @@
 use threshold_core::Span;
 use threshold_core::event::sql;
 use threshold_limiter::Clock as _;
-use threshold_limiter::api::ApiError;
+use threshold_wire::ApiError;
 use worker::{Env, console_error};
 
 use crate::clock::DateClock;

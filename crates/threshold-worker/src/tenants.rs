@@ -12,7 +12,7 @@ use futures_util::future::{Either, select};
 use serde_json::Value;
 use threshold_core::{Policy, Span, Timestamp};
 use threshold_limiter::Clock as _;
-use threshold_limiter::tenant_config::TenantConfig;
+use threshold_wire::tenant_config::TenantConfig;
 use worker::js_sys::{Object, Reflect};
 use worker::kv::{KvError, KvStore};
 use worker::send::{SendFuture, SendWrapper};

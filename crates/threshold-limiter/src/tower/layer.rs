@@ -287,7 +287,7 @@ pub(super) const NO_VERIFIER: &str = "the policy has [identity.jwt], and nothing
 
 /// The policy has an `[identity.jwt]`, and no token verifier is attached to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{NO_VERIFIER}: pass the policy through threshold_limiter::jwt::attach (feature \"jwt\") first")]
+#[error("{NO_VERIFIER}: pass the policy through threshold_wire::jwt::attach first")]
 pub struct NoTokenVerifier;
 
 /// The reason why a layer cannot be made of a limit.

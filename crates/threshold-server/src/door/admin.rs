@@ -22,7 +22,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Digest, Timestamp};
-use threshold_limiter::api::{LayerName, Text, Whole, layer_named, read, unknown_layer};
+use threshold_wire::{LayerName, Text, Whole, layer_named, read, unknown_layer};
 
 use super::client_memory::{AnswerPage, ListPage};
 use super::http::trace_id;

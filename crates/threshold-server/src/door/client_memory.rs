@@ -129,7 +129,7 @@ impl MemoryPermit {
 
     /// Answers with a value in JSON.
     pub(super) fn json<T: Serialize>(self, app: &App, body: &T) -> Result<Response, ApiError> {
-        self.text(app, threshold_limiter::api::to_json(body))
+        self.text(app, threshold_wire::to_json(body))
     }
 
     /// Answers with encoded JSON.
@@ -234,7 +234,7 @@ impl ListPage {
     /// # Errors
     /// As [`AnswerPage::push`].
     pub(super) fn push<T: Serialize>(&mut self, item: &T) -> Result<bool, ApiError> {
-        let item = threshold_limiter::api::to_json(item);
+        let item = threshold_wire::to_json(item);
         let is_first = self.0.length == 1;
         // For the comma and the bracket.
         if !is_first && self.0.length.saturating_add(item.len()).saturating_add(2) > PAGE_BYTES {

@@ -6,9 +6,9 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use threshold_core::PlanError;
-use threshold_limiter::api::{self, ErrorBody};
 use threshold_limiter::bans::TooManyBans;
 use threshold_limiter::store::StoreError;
+use threshold_wire::ErrorBody;
 
 use super::json;
 use crate::desk::OperationError;
@@ -22,7 +22,7 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, body: api::ApiError::new(status.as_u16(), code, message).body }
+        Self { status, body: threshold_wire::ApiError::new(status.as_u16(), code, message).body }
     }
 
     /// 400 `bad_request`, about one field.
@@ -54,8 +54,8 @@ impl ApiError {
     }
 }
 
-impl From<api::ApiError> for ApiError {
-    fn from(error: api::ApiError) -> Self {
+impl From<threshold_wire::ApiError> for ApiError {
+    fn from(error: threshold_wire::ApiError) -> Self {
         // The module writes statuses as numbers, because it serves hosts without the crate `http`.
         let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         Self { status, body: error.body }
@@ -64,13 +64,13 @@ impl From<api::ApiError> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        api::ApiError::from(error).into()
+        threshold_wire::ApiError::from(error).into()
     }
 }
 
 impl From<PlanError> for ApiError {
     fn from(error: PlanError) -> Self {
-        api::ApiError::from(error).into()
+        threshold_wire::ApiError::from(error).into()
     }
 }
 

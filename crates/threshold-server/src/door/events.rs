@@ -16,7 +16,7 @@ use threshold_core::key::{is_redacted, read_name, write_name};
 use threshold_core::lockout::canonical_account;
 use threshold_core::policy::{Layer, Policy, UserScope};
 use threshold_core::{Event, Timestamp};
-use threshold_limiter::api::{layer_named, unknown_layer};
+use threshold_wire::{layer_named, unknown_layer};
 
 use super::admin::{Operator, Reader};
 use super::client_memory::AnswerPage;

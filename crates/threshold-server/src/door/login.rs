@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 use http::header::RETRY_AFTER;
 use http::{HeaderValue, StatusCode};
 use threshold_limiter::LoginError;
-use threshold_limiter::api::{self, AttemptAnswer, AttemptBody, ErrorBody, ResultAnswer, ResultBody};
+use threshold_wire::{AttemptAnswer, AttemptBody, ErrorBody, ResultAnswer, ResultBody};
 
 use super::forward_auth::traced;
 use super::json_body::JsonBody;
@@ -61,6 +61,6 @@ async fn result(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result
 
 impl From<LoginError> for ApiError {
     fn from(error: LoginError) -> Self {
-        api::ApiError::from(error).into()
+        threshold_wire::ApiError::from(error).into()
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
-use threshold_limiter::api::ErrorBody;
+use threshold_wire::ErrorBody;
 
 use super::routes;
 

@@ -8,7 +8,7 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::policy::{Mode, Policy, Review, ReviewWork, Severity};
-use threshold_limiter::api::read;
+use threshold_wire::read;
 
 use super::admin::{Operator, Reader, change, operator_call};
 use super::client_memory::PAGE_BYTES;

@@ -17,8 +17,8 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use threshold_core::policy::UserScope;
 use threshold_core::{Span, Timestamp};
-use threshold_limiter::api::{Text, read};
 use threshold_limiter::tower::PeerAddr;
+use threshold_wire::{Text, read};
 
 use super::admin::{is_same_origin, is_sent_by_another_site};
 use super::json_body::JsonBody;

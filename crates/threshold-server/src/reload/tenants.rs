@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use anyhow::Context as _;
 use threshold_core::policy::Policy;
 use threshold_limiter::files::Trust;
-use threshold_limiter::tenant_config::TenantConfig;
+use threshold_wire::tenant_config::TenantConfig;
 
 use super::watch::{self, Contents, Found, Watch};
 use crate::door::Problem;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use threshold_core::policy::{Policy, Review, Severity};
 use threshold_limiter::journal::{GivenSecrets, JournalError, check_installation};
-use threshold_limiter::jwt::read_key_file;
+use threshold_wire::jwt::read_key_file;
 
 use super::{
     Certificates, StoreUrl, Tokens, check_addresses, check_journal_name, check_secrets, events_path, policy_support,

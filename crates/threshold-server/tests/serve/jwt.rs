@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::Answer;
 use super::process::{Scratch, Server, Start};
 
-#[path = "../../../threshold-limiter/tests/jwt/sign.rs"]
+#[path = "../../../threshold-wire/tests/jwt/sign.rs"]
 pub(crate) mod sign;
 
 use sign::{SECRET, hmac_of, jwk, of_texts, signed, stranger, token};
@@ -199,7 +199,7 @@ fn changed_keys_are_loaded_and_invalid_ones_are_not() {
 
 #[test]
 fn a_key_that_cannot_be_used_is_an_error_at_the_start_and_in_lint() {
-    let public = include_str!("../../../threshold-limiter/tests/jwt/pem/rsa_public.pem");
+    let public = include_str!("../../../threshold-wire/tests/jwt/pem/rsa_public.pem");
     let check = |jwt: &str, key: &str, says: &str, lint: (i32, &str)| {
         let held = Scratch::file("held.key", key);
         let file = Scratch::file("policy.toml", &policy(&jwt.replace("HELD", held.path().to_str().unwrap())));

@@ -5,8 +5,8 @@ use serde_json::Value;
 use threshold_core::lockout::{Attempt, Refusal, RefusedBy};
 use threshold_core::secret::Purpose;
 use threshold_core::{Digest, Policy, Secrets};
-use threshold_limiter::api::{ApiError, AttemptAnswer, AttemptBody, ResultAnswer, ResultBody};
 use threshold_limiter::{Attempted, LoginError, LoginRequest};
+use threshold_wire::{ApiError, AttemptAnswer, AttemptBody, ResultAnswer, ResultBody};
 use worker::js_sys;
 
 use super::Reply;

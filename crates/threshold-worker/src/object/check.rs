@@ -3,7 +3,7 @@
 use threshold_core::limit::Algorithm;
 use threshold_core::{Answer, Command, Digest, Limit, TraceId};
 use threshold_limiter::LimitDecision;
-use threshold_limiter::api::{ApiError, LimitCall};
+use threshold_wire::{ApiError, LimitCall};
 
 /// The path.
 pub(super) const CHECK: &str = "/check";

@@ -8,7 +8,7 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::policy::Layer;
-use threshold_limiter::api::{LayerName, Text, Whole, read};
+use threshold_wire::{LayerName, Text, Whole, read};
 
 use super::operator::Operator;
 use crate::desk::{self, ImportedSet, NewEnd, NewSetBan};

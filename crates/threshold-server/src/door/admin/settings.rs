@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Timestamp;
 use threshold_core::policy::{Layer, Owner, Setting};
-use threshold_limiter::api::{Text, Whole, read};
+use threshold_wire::{Text, Whole, read};
 
 use super::operator::{Operator, Reader};
 use crate::desk;

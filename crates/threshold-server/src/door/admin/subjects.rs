@@ -11,8 +11,8 @@ use serde::Serialize;
 use threshold_core::ladder::Penalty;
 use threshold_core::policy::{Layer, Listed, Mode, Policy};
 use threshold_core::{Timestamp, TraceId};
-use threshold_limiter::api::{Object, Text, layer_named, read, unknown_layer};
 use threshold_limiter::store::StoreError;
+use threshold_wire::{Object, Text, layer_named, read, unknown_layer};
 
 use super::operator::{Operator, Reader};
 use super::{BanBody, ChangedBody, ReasonQuery, hexadecimal};

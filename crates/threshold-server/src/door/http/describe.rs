@@ -1,7 +1,7 @@
 //! The OpenAPI descriptions of the calls that decide requests.
 
 use serde_json::{Value, json};
-use threshold_limiter::api::{Answer, ErrorBody, LimitAnswer, LimitBody, MAX_WAIT_MS, RequestBody, Requests};
+use threshold_wire::{Answer, ErrorBody, LimitAnswer, LimitBody, MAX_WAIT_MS, RequestBody, Requests};
 
 use super::DoneBody;
 use super::request::{CommitBody, PauseBody, RefundBody, ReleaseBody};

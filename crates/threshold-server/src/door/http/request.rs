@@ -2,7 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use threshold_limiter::api::{LayerName, Object, Pairs, RequestBody, Text, Whole};
+use threshold_wire::{LayerName, Object, Pairs, RequestBody, Text, Whole};
 
 /// Ends a reservation with its actual cost. A cost that is left out stays as it was reserved.
 #[derive(Debug, Deserialize, JsonSchema)]

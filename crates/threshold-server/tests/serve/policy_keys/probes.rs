@@ -15,8 +15,9 @@ use serde_json::json;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::tower::{Identified, RequestBody, ThresholdLayer};
 use threshold_limiter::{
-    Attempted, Degraded, DigestKey, Facts, Limiter, LoginRequest, ManualClock, Policy, Secret, Span, Timestamp, jwt,
+    Attempted, Degraded, DigestKey, Facts, Limiter, LoginRequest, ManualClock, Policy, Secret, Span, Timestamp,
 };
+use threshold_wire::jwt;
 use tower_layer::Layer as _;
 use tower_service::Service;
 

@@ -40,7 +40,7 @@ fn a_time_is_read_in_every_form_of_logpush_and_is_never_ahead() {
 fn a_wrong_field_of_logpush_is_named() {
     let named = |line: &str| {
         let error = report(line).unwrap_err();
-        let body: Value = serde_json::from_str(&threshold_limiter::api::to_json(&error.body)).unwrap();
+        let body: Value = serde_json::from_str(&threshold_wire::to_json(&error.body)).unwrap();
         (body["field"].clone(), body["message"].as_str().unwrap().to_owned())
     };
     let right = serde_json::json!({"Action": "block", "Datetime": 1_767_225_599});
@@ -141,7 +141,7 @@ fn a_reported_address_is_one_as_events_show_it_and_no_text_moves_a_cursor() {
     }
     for wrong in ["nonsense", "203.0.113.7:80", "#0123", "203.0.113.0/33", "\u{202e}1.2.3.4"] {
         let error = ip(wrong).unwrap_err();
-        let body: Value = serde_json::from_str(&threshold_limiter::api::to_json(&error.body)).unwrap();
+        let body: Value = serde_json::from_str(&threshold_wire::to_json(&error.body)).unwrap();
         assert_eq!((error.status.as_u16(), &body["field"], &body["index"]), (400, &"ip".into(), &0.into()), "{body}");
     }
     let odd = "a\u{202e}b";

@@ -3,7 +3,7 @@
 use serde_json::json;
 use threshold_core::policy::{Jwt, TokenError, TokenVerifier as _};
 use threshold_limiter::Policy;
-use threshold_limiter::jwt::{self, KeyFault, Verifier};
+use threshold_wire::jwt::{self, KeyFault, Verifier};
 
 use crate::sign::{SECRET, jwk, signed, token};
 use crate::{NOW, START};

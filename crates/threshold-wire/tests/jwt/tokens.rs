@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use threshold_core::policy::{Claims, Jwt, MAX_TOKEN, TokenError, TokenVerifier as _};
-use threshold_limiter::jwt::Verifier;
 use threshold_limiter::{Span, Timestamp};
+use threshold_wire::jwt::Verifier;
 
 use crate::sign::{SECRET, hmac_of, jwk, of_texts, signature, signed, stranger, token};
 use crate::{NOW, START};

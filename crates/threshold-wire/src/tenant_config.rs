@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 use threshold_core::Policy;
 use threshold_core::policy::SettingError;
 
-use crate::api::{Object, field_of};
+use crate::{Object, field_of};
 
 /// The largest file, in bytes. An application may keep much more in it than these limits.
 pub const MAX_BYTES: usize = 1 << 20;
@@ -20,11 +20,11 @@ const BURST: &str = "burst";
 /// The limits of one tenant.
 ///
 /// ```
-/// use threshold_limiter::tenant_config::TenantConfig;
+/// use threshold_wire::tenant_config::TenantConfig;
 ///
 /// let config = TenantConfig::parse(br#"{"name": "Acme", "rateLimit": {"perMinute": 120, "burst": 5}}"#)?;
 /// assert_eq!((config.per_minute, config.burst), (Some(120), Some(5)));
-/// # Ok::<(), threshold_limiter::tenant_config::TenantConfigError>(())
+/// # Ok::<(), threshold_wire::tenant_config::TenantConfigError>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]

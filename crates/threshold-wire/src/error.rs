@@ -7,7 +7,7 @@ use threshold_core::PlanError;
 use threshold_core::policy::CostOf;
 use threshold_core::text::printable;
 
-use crate::store::StoreError;
+use threshold_limiter::store::StoreError;
 
 const BAD_REQUEST: u16 = 400;
 const SERVICE_UNAVAILABLE: u16 = 503;

@@ -1,16 +1,17 @@
-//! The JSON of the HTTP API, for every host that serves it: bodies of calls, decisions, errors.
+//! The JSON of the HTTP API, for every host that serves it: bodies of calls, decisions, errors. Beside it bearer tokens ([`token`]; with
+//! the feature `jwt` their signatures are verified) and the limits in tenants' files ([`tenant_config`]).
 //!
 //! The server and the Worker are two hosts of one API. What they parse and what they write is here, without a web framework and
 //! without a runtime, so that neither can differ from the other in a byte.
 //!
 //! ```
-//! use threshold_limiter::api::{self, Answer, Requests};
+//! use threshold_wire::{Answer, Requests};
 //! use threshold_limiter::threshold_core::plan::Verb;
 //! use threshold_limiter::{Limiter, TraceId};
 //!
-//! # async fn check(limiter: &Limiter, body: &[u8]) -> Result<Vec<u8>, api::ApiError> {
-//! let Requests::One(request) = api::read_requests(body)? else {
-//!     return Err(api::ApiError::not_served("requests", "a list of requests"));
+//! # async fn check(limiter: &Limiter, body: &[u8]) -> Result<Vec<u8>, threshold_wire::ApiError> {
+//! let Requests::One(request) = threshold_wire::read_requests(body)? else {
+//!     return Err(threshold_wire::ApiError::not_served("requests", "a list of requests"));
 //! };
 //! request.without_reservation()?;
 //! let lists = request.lists();
@@ -23,6 +24,8 @@
 
 mod answer;
 mod error;
+#[cfg(feature = "jwt")]
+pub mod jwt;
 mod limit;
 mod login;
 mod names;
@@ -30,7 +33,9 @@ mod read;
 mod request;
 #[cfg(feature = "schemas")]
 mod schema;
+pub mod tenant_config;
 mod text;
+pub mod token;
 mod wait;
 mod write;
 

@@ -10,7 +10,7 @@ use super::names::Address;
 use super::read::read;
 use super::text::Text;
 use super::{ApiError, to_json};
-use crate::LoginError;
+use threshold_limiter::LoginError;
 
 /// A login whose secret is about to be checked.
 #[derive(Debug, Deserialize)]
@@ -192,7 +192,8 @@ impl From<LoginError> for ApiError {
             LoginError::WhoseAccount => Self::bad("account", message),
             LoginError::UnknownAttempt => Self::new(404, "unknown_attempt", message).about(Some("attempt".to_owned())),
             LoginError::Store(error) => error.into(),
-            LoginError::NoLogin => Self::new(400, "bad_request", message),
+            // `NoLogin`, and what a later version adds: the caller's request cannot be served.
+            _ => Self::new(400, "bad_request", message),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Bearer tokens: which of them name somebody, and what the layer makes of those that do not.
 
-#![cfg(all(feature = "jwt", feature = "tower"))]
+#![cfg(feature = "jwt")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 #![expect(
     clippy::indexing_slicing,

@@ -10,7 +10,7 @@ use super::names::AlgorithmName;
 use super::read::read;
 use super::text::{Text, Whole};
 use super::{ApiError, to_json};
-use crate::LimitDecision;
+use threshold_limiter::LimitDecision;
 
 /// Checks one limit by a key of your own; no policy is needed.
 #[derive(Debug, Deserialize)]

@@ -10,7 +10,8 @@ use http::{Request, StatusCode};
 use serde_json::json;
 use threshold_core::policy::TokenError;
 use threshold_limiter::tower::{Identified, NoTokenVerifier, PeerAddr, ThresholdLayer};
-use threshold_limiter::{Limiter, ManualClock, ObservedDecision, Observer, Policy, Refused, Span, TokenRefused, jwt};
+use threshold_limiter::{Limiter, ManualClock, ObservedDecision, Observer, Policy, Refused, Span, TokenRefused};
+use threshold_wire::jwt;
 use tower::ServiceExt as _;
 
 use crate::sign::{SECRET, hmac_of, of_texts, signed, token};

@@ -299,7 +299,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for HeaderPairs<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::read_requests;
+    use crate::read_requests;
 
     /// A Worker has no store for request ids. It must not charge a repeat twice while its caller believes otherwise.
     #[test]

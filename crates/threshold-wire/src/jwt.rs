@@ -1,7 +1,8 @@
 //! The verification of bearer tokens (JWT) as `[identity.jwt]` of a policy demands, for its `claim:` sources.
 //!
 //! ```
-//! use threshold_limiter::{Limiter, Policy, jwt};
+//! use threshold_limiter::{Limiter, Policy};
+//! use threshold_wire::jwt;
 //!
 //! let policy = Policy::parse(
 //!     r#"
@@ -46,8 +47,8 @@ use threshold_core::policy::{Claims, Jwt, MAX_TOKEN, Policy, TokenError, TokenVe
 pub use error::{KeyError, KeyFault};
 use keys::Keys;
 
-use crate::files::{self, Trust};
 use crate::token::Payload;
+use threshold_limiter::files::{self, Trust};
 
 /// The largest file of keys, in bytes. A JWKS has some kilobytes.
 pub const MAX_KEY_FILE: usize = 1 << 20;

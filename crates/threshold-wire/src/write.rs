@@ -41,7 +41,7 @@ macro_rules! json_object {
             $($(#[$field_about])* #[cfg_attr(feature = "schemas", serde(rename = $key))] $field: $kind,)+
         }
 
-        impl $crate::api::write::Json for $name<'_> {
+        impl $crate::write::Json for $name<'_> {
             fn write(&self, out: &mut Vec<u8>) {
                 // Every field begins with a comma; the first one is then replaced by the opening brace.
                 let start = out.len();

@@ -104,7 +104,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::RequestBody;
+    use crate::RequestBody;
 
     #[track_caller]
     fn check(body: &str, expected: &str) {
