@@ -95,6 +95,8 @@ pub(crate) struct App {
     body_memory: ClientMemory,
     /// Memory for bodies of callers that are small.
     small_body_memory: ClientMemory,
+    /// Memory for bodies of operators, and of read-only tokens, which must not keep each other from theirs, nor callers.
+    operator_body_memory: ClientMemory,
     reader_body_memory: ClientMemory,
     anyones_body_memory: ClientMemory,
     message_memory: ClientMemory,
@@ -123,7 +125,8 @@ const OPERATOR_ANSWERS: usize = 16 << 20;
 const READER_ANSWERS: usize = 8 << 20;
 /// The most bytes of large bodies that are being read, and of large messages of gRPC.
 const BODIES: usize = 32 << 20;
-/// The same of those who read as operators. One may be as large as any.
+/// The same of operators, and of read-only tokens. One may be as large as any.
+const OPERATORS_BODIES: usize = 8 << 20;
 const READERS_BODIES: usize = 8 << 20;
 /// The same of requests that need no token: sign-ins of pages, of a hundred bytes each.
 const ANYONES_BODIES: usize = 1 << 20;
@@ -198,6 +201,7 @@ impl App {
             reader_answer_memory: ClientMemory::for_answers(READER_ANSWERS),
             body_memory: ClientMemory::for_bodies(BODIES),
             small_body_memory: ClientMemory::for_bodies(BODIES),
+            operator_body_memory: ClientMemory::for_bodies(OPERATORS_BODIES),
             reader_body_memory: ClientMemory::for_bodies(READERS_BODIES),
             anyones_body_memory: ClientMemory::for_bodies(ANYONES_BODIES),
             message_memory: ClientMemory::for_bodies(BODIES),

@@ -30,10 +30,8 @@ pub(super) struct CallerOrReader;
 /// What bounds the sum of the bodies that are read at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
-    /// The memory for bodies of callers.
-    Callers,
-    /// That for bodies of those who only read as operators.
-    Readers,
+    /// The memory for bodies of those whose token the request shows.
+    Token,
     /// That for bodies of requests that need no token.
     Anyone,
     /// A turn that the caller holds.
@@ -42,10 +40,9 @@ enum Bound {
 
 impl Bound {
     /// Returns the memory for small bodies, and for others.
-    fn memory(self, app: &App) -> Option<[&ClientMemory; 2]> {
+    fn memory<'a>(self, headers: &HeaderMap, app: &'a App) -> Option<[&'a ClientMemory; 2]> {
         match self {
-            Self::Callers => Some([&app.small_body_memory, &app.body_memory]),
-            Self::Readers => Some([&app.reader_body_memory; 2]),
+            Self::Token => Some(app.token_guesses.body_memory_of(headers.get(AUTHORIZATION), app)),
             Self::Anyone => Some([&app.anyones_body_memory; 2]),
             Self::Turn => None,
         }
@@ -100,7 +97,7 @@ impl FromRequest<Arc<App>> for JsonBody {
 impl JsonBody {
     /// Reads the body of a request, of at most this many bytes.
     pub(super) async fn read(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
-        Self::read_coded(request, app, (max, Bound::Callers), &["identity"]).await
+        Self::read_coded(request, app, (max, Bound::Token), &["identity"]).await
     }
 
     /// Reads the body of a request, of at most this many bytes. The caller holds a turn, by which few of them are read at once.
@@ -121,13 +118,13 @@ impl JsonBody {
 
     /// Reads the body of an operator's request that changes nothing, after its token was checked.
     pub(super) async fn read_for_reader(_: &Reader, request: Request, app: &App) -> Result<Self, ApiError> {
-        Self::read_any(request, app, (app.bounds.body, Bound::Readers), &["identity"]).await
+        Self::read_any(request, app, (app.bounds.body, Bound::Token), &["identity"]).await
     }
 
     /// Reads the body of a call that changes nothing, after its token was checked.
     pub(super) async fn read_unchanging(_: CallerOrReader, request: Request, app: &App) -> Result<Self, ApiError> {
         require_json_from_pages(request.headers())?;
-        Self::read_any(request, app, (app.bounds.body, Bound::Readers), &["identity"]).await
+        Self::read_any(request, app, (app.bounds.body, Bound::Token), &["identity"]).await
     }
 
     async fn read_coded(request: Request, app: &App, max: (usize, Bound), codings: &[&str]) -> Result<Self, ApiError> {
@@ -150,7 +147,7 @@ impl JsonBody {
         if declared.is_some_and(|length: usize| length > max) {
             return Err(too_large(max));
         }
-        let memory = bound.memory(app);
+        let memory = bound.memory(headers, app);
         // Before a byte is read, and not in the client's time.
         let acquired = match memory {
             Some([small, large]) => {

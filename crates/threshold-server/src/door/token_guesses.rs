@@ -241,6 +241,19 @@ impl TokenGuesses {
         }
     }
 
+    /// Returns the memory for small bodies, and for others, of one who was admitted: that of its kind.
+    pub(super) fn body_memory_of<'a>(
+        &self,
+        authorization: Option<&HeaderValue>,
+        app: &'a App,
+    ) -> [&'a ClientMemory; 2] {
+        match self.tokens.operator_access(authorization) {
+            OperatorAccess::Operator(_) => [&app.operator_body_memory; 2],
+            OperatorAccess::Reader => [&app.reader_body_memory; 2],
+            OperatorAccess::Open | OperatorAccess::Denied => [&app.small_body_memory, &app.body_memory],
+        }
+    }
+
     /// Whether an address has sent so many wrong tokens that its operators' calls are refused for a while.
     fn blocks_operators(&self, peer: Option<IpAddr>) -> bool {
         // A cost of 0 reads the count without adding to it: a request with the right token must not use up the limit.

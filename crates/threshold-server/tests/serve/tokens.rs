@@ -1,12 +1,13 @@
 //! Tests tokens: which requests need one, and how guesses are limited.
 
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use serde_json::json;
 
 use super::client::Client;
 use super::origin::connect_from;
-use super::process::{Scratch, Start};
+use super::process::{Scratch, Server, Start};
 
 fn refused(args: &[&str], variables: &[(&str, &str)]) -> String {
     let output = Start { args, variables, ..Start::default() }.command().output().unwrap();
@@ -170,5 +171,55 @@ fn logs_do_not_disclose_identities() {
     assert!(ip.len() == 17 && ip.starts_with('#'), "{ip}");
     for hidden in ["203.0.113.7", "ada@", "s3cret"] {
         assert!(!log.contains(hidden), "{hidden} is in the log");
+    }
+}
+
+/// Sends the heads of bodies of 1 MiB that never come, and waits until the server waits for each.
+fn hold_bodies(server: &Server, token: &str, count: usize) -> Vec<TcpStream> {
+    let held = (0..count).map(|_| {
+        let mut stream = server.stream();
+        let head = format!("authorization: Bearer {token}\r\nhost: localhost\r\nexpect: 100-continue");
+        write!(stream, "POST /v1/explain HTTP/1.1\r\n{head}\r\ncontent-length: 1048576\r\n\r\n").unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        assert_eq!(status, *b"HTTP/1.1 100");
+        stream
+    });
+    held.collect()
+}
+
+/// A read-only token that used up the memory for its bodies kept operators from checking a draft and callers from asking why, because
+/// the memory was chosen by the call and not by who makes it.
+///
+/// Woken by one memory for any two kinds of tokens in `body_memory_of`.
+#[test]
+fn bodies_of_one_kind_of_token_keep_no_other_kind_waiting() {
+    const TOKENS: [(&str, &str); 3] = [
+        ("THRESHOLD_TOKEN", "caller-token-0123"),
+        ("THRESHOLD_ADMIN_TOKEN", "boss-token-012345"),
+        ("THRESHOLD_READ_TOKEN", "eyes-token-012345"),
+    ];
+    let (facts, draft, ban) = (json!({"ip": "203.0.113.7"}), json!({"text": ""}), json!({}));
+    let calls = [
+        ("/v1/explain", &facts, [200, 200, 200]),
+        ("/v1/check", &facts, [200, 200, 401]),
+        ("/v1/policy/lint", &draft, [401, 200, 200]),
+        ("/v1/bans", &ban, [401, 400, 403]),
+    ];
+    for (kind, count) in [(0, 32), (1, 8), (2, 8)] {
+        let server = Start { args: &["--client-timeout", "10min"], variables: &TOKENS, ..Start::default() }.server();
+        let held = hold_bodies(&server, TOKENS[kind].1, count);
+        for (other, (_, token)) in TOKENS.into_iter().enumerate().filter(|(other, _)| *other != kind) {
+            for (path, body, statuses) in calls {
+                let bearer = format!("Bearer {token}");
+                let answer = server.connect().send("POST", path, &[("authorization", &bearer)], &body.to_string());
+                assert_eq!(answer.unwrap().status, statuses[other], "{path} of {other} beside {kind}");
+            }
+        }
+        // It was all that there is for this kind.
+        let (bearer, large) = (format!("Bearer {}", TOKENS[kind].1), " ".repeat(20_000));
+        let answer = server.connect().send("POST", "/v1/explain", &[("authorization", &bearer)], &large).unwrap();
+        assert_eq!((answer.status, &answer.json()["error"]), (503, &json!("busy")), "{kind}");
+        drop(held);
     }
 }
