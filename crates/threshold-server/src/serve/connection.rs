@@ -30,8 +30,8 @@ use crate::log::shown_address;
 /// The largest head of a request, in bytes; larger ones are answered with 431. nginx and Apache accept 8 KiB by default, and a
 /// proxy adds headers of its own.
 pub(super) const MAX_HEAD: usize = 16 << 10;
-/// The most header fields of a request: hyper's and Apache's default.
-const MAX_HEADERS: usize = 100;
+/// The most header fields of a client's request: hyper's and Apache's default.
+pub(super) const MAX_HEADERS: usize = 100;
 /// The pause after `accept` has failed: with no free file descriptors it fails again at once, and would take a whole core.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
@@ -70,8 +70,7 @@ impl Server {
         let requests = ListenerRequests::new(bounds.requests);
         // One watch for each connection: a waiting request must not make others poll their sockets.
         let client = if protocols == Protocols::Grpc { ClientBounds::PROXY } else { ClientBounds::CLIENT };
-        let connection_of = |peer: SocketAddr, peer_slot, right| {
-            let place = Arc::new(take_place(&places, peer.ip(), right, doors.app()));
+        let connection_of = |peer: SocketAddr, peer_slot, place: Arc<Place>| {
             let watch = ConnectionWatch::default();
             let service =
                 ConnectionService { doors: doors.clone(), peer, watch, bounds: client, place: Arc::clone(&place) };
@@ -98,30 +97,27 @@ impl Server {
                 accepted = accept(&listener) => accepted,
                 _ = stopped.wait_for(|stop| *stop) => break,
             };
-            match accepted {
-                Ok(Accepted::Unix(stream)) => {
-                    // Not counted by peer: all clients of a Unix socket have the same address, and its file mode
-                    // limits who they are.
-                    let (connection, service) = connection_of(UNIX_SOCKET_PEER, None, Right::Given);
-                    drop(tokio::spawn(connection.serve_plain(stream, service)));
-                }
-                Ok(Accepted::Tcp(stream, peer)) => {
-                    // Dropping the stream closes it, before the TLS handshake and before anything is read.
-                    let Some((peer_slot, right)) = admit(&peers, peer.ip(), &doors) else { continue };
-                    let (connection, service) = connection_of(peer, Some(peer_slot), right);
-                    let place = Arc::clone(&connection.place);
-                    let task = match tls.clone() {
-                        None => tokio::spawn(connection.serve_plain(stream, service)),
-                        Some(tls) => tokio::spawn(connection.serve_tls(stream, tls, service)),
-                    };
-                    place.set_task(task.abort_handle());
-                }
+            let accepted = match accepted {
+                Ok(accepted) => accepted,
                 Err(error) if is_unusable(&error) => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
+                    continue;
                 }
-            }
+            };
+            let Some((peer, peer_slot, right)) = admit(&peers, &accepted, &doors) else { continue };
+            let place = tokio::select! {
+                place = take_place(&places, peer.ip(), right, doors.app()) => Arc::new(place),
+                _ = stopped.wait_for(|stop| *stop) => break,
+            };
+            let (connection, service) = connection_of(peer, peer_slot, Arc::clone(&place));
+            let task = match (accepted, tls.clone()) {
+                (Accepted::Unix(stream), _) => tokio::spawn(connection.serve_plain(stream, service)),
+                (Accepted::Tcp(stream, _), None) => tokio::spawn(connection.serve_plain(stream, service)),
+                (Accepted::Tcp(stream, _), Some(tls)) => tokio::spawn(connection.serve_tls(stream, tls, service)),
+            };
+            place.set_task(task.abort_handle());
         }
         // Closed before the drain, so that new clients are refused at once and go to another node, instead of waiting
         // in the backlog.
@@ -130,9 +126,16 @@ impl Server {
     }
 }
 
-/// Counts a connection of a peer, or logs that it has too many. Trusted proxies are exempt: they bring the requests of many
-/// clients.
-fn admit(peers: &Arc<PeerConnections>, ip: IpAddr, doors: &Doors) -> Option<(PeerSlot, Right)> {
+/// Counts a connection of a peer, or logs that it has too many: then it is closed before its TLS handshake, and before anything is read.
+/// Trusted proxies are exempt: they bring the requests of many clients.
+fn admit(
+    peers: &Arc<PeerConnections>,
+    accepted: &Accepted,
+    doors: &Doors,
+) -> Option<(SocketAddr, Option<PeerSlot>, Right)> {
+    // Not counted by peer: all clients of a Unix socket have the same address, and its file mode limits who they are.
+    let Accepted::Tcp(_, peer) = *accepted else { return Some((UNIX_SOCKET_PEER, None, Right::Given)) };
+    let ip = peer.ip();
     let desk = &doors.app().desk;
     let policy = desk.policy();
     let exempt = if policy.identity().address.trusts(ip) { Exempt::Yes } else { Exempt::No };
@@ -145,12 +148,12 @@ fn admit(peers: &Arc<PeerConnections>, ip: IpAddr, doors: &Doors) -> Option<(Pee
         let ip = shown_address(ip, &policy);
         tracing::warn!(ip, max = peers.max(), left_out, "connection closed: too many connections of its peer");
     }
-    slot.map(|slot| (slot, right))
+    Some((peer, Some(slot?), right))
 }
 
-/// Takes a place, or logs that another connection was closed for it.
-fn take_place(places: &Arc<Places>, ip: IpAddr, right: Right, app: &App) -> Place {
-    let (place, closed) = places.take(ip, right);
+/// Takes a place, or waits for one, and logs if another connection was closed for it.
+async fn take_place(places: &Arc<Places>, ip: IpAddr, right: Right, app: &App) -> Place {
+    let (place, closed) = places.take(ip, right).await;
     if let Some(ip) = closed
         && let Some(left_out) = places.closed.sample(app.desk.now())
     {
@@ -161,11 +164,10 @@ fn take_place(places: &Arc<Places>, ip: IpAddr, right: Right, app: &App) -> Plac
 }
 
 /// Logs that a request was answered with 431. Its headers were not parsed, so only the peer's address is known.
-fn log_large_head(doors: &Doors, ip: IpAddr) {
+fn log_large_head(doors: &Doors, ip: IpAddr, ClientBounds { head: max_bytes, headers: max_headers, .. }: ClientBounds) {
     let desk = &doors.app().desk;
     let Some(left_out) = doors.app().refused.sample(desk.now()) else { return };
     let ip = shown_address(ip, &desk.policy());
-    let (max_bytes, max_headers) = (MAX_HEAD, MAX_HEADERS);
     tracing::warn!(status = 431, ip, max_bytes, max_headers, left_out, "request refused: headers too large");
 }
 
@@ -236,10 +238,10 @@ impl ConnectionService {
 
     pub(super) fn answer(&self, request: Request<Incoming>) -> Answering {
         // hyper's bound is on its read buffer, which a pipelined request may have grown before; for HTTP/2 it has none on fields.
-        let max_head = self.bounds.head;
-        if head_bytes(&request) > max_head || request.headers().len() > MAX_HEADERS {
-            log_large_head(&self.doors, self.peer.ip());
-            let message = format!("the head of a request has at most {max_head} bytes and {MAX_HEADERS} header fields");
+        let ClientBounds { head, headers, .. } = self.bounds;
+        if head_bytes(&request) > head || request.headers().len() > headers {
+            log_large_head(&self.doors, self.peer.ip(), self.bounds);
+            let message = format!("the head of a request has at most {head} bytes and {headers} header fields");
             let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
             return Answering::refusing(ApiError::new(status, "headers_too_large", message));
         }
@@ -346,7 +348,7 @@ impl Connection {
         match watcher.watch(connection).await {
             Ok(()) => {}
             // hyper has answered this one itself, so no door has seen it.
-            Err(error) if error.is_parse_too_large() => log_large_head(&doors, peer),
+            Err(error) if error.is_parse_too_large() => log_large_head(&doors, peer, ClientBounds::CLIENT),
             Err(error) => tracing::debug!(%error, "connection ended early"),
         }
         // After the connection, lingering close included: until then its socket is open and counts.

@@ -20,7 +20,7 @@ use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
-use super::connection::{ConnectionService, MAX_HEAD};
+use super::connection::{ConnectionService, MAX_HEAD, MAX_HEADERS};
 use crate::door::{Answering, ApiError};
 use stalled::StreamExecutor;
 
@@ -42,16 +42,19 @@ pub(super) struct ClientBounds {
     pending_resets: usize,
     /// The most streams that end by an error of the client; then the connection ends.
     error_resets: usize,
-    /// The largest head of a request, in bytes.
+    /// The largest head of a request, in bytes, and the most header fields.
     pub(super) head: usize,
+    pub(super) headers: usize,
 }
 
 impl ClientBounds {
     /// One client.
-    pub(super) const CLIENT: Self = Self { pending_resets: 32, error_resets: 128, head: MAX_HEAD };
+    pub(super) const CLIENT: Self =
+        Self { pending_resets: 32, error_resets: 128, head: MAX_HEAD, headers: MAX_HEADERS };
     /// A proxy, which brings the requests of many clients over one connection, and lets them through when it ends: it passes on resets,
-    /// and copies fields such as `tracestate`, up to 60 KiB by default, into its own requests.
-    pub(super) const PROXY: Self = Self { pending_resets: 10_000, error_resets: 10_000, head: 128 << 10 };
+    /// and copies fields such as `tracestate`, up to 60 KiB by default, into its own requests. Its metadata may be many fields too.
+    pub(super) const PROXY: Self =
+        Self { pending_resets: 10_000, error_resets: 10_000, head: 128 << 10, headers: 1_000 };
 }
 
 /// How often a connection is looked at in the time that its client may be silent.

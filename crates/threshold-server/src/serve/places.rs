@@ -78,13 +78,27 @@ impl Places {
         }
     }
 
-    /// Takes a place for a connection.
+    /// Takes a place for a connection, or waits for one: since it was [`available`](Self::available), another connection may have shown
+    /// its right, and is closed for none any more.
+    pub(super) async fn take(self: &Arc<Self>, ip: IpAddr, right: Right) -> (Place, Option<IpAddr>) {
+        loop {
+            if let Some(taken) = self.try_take(ip, right) {
+                return taken;
+            }
+            self.available().await;
+        }
+    }
+
+    /// Takes a place for a connection, unless all have shown a right.
     ///
     /// If there is none, or none for one that has shown no right, one of these is closed: of the peers, the one with the most loses its
     /// oldest. Its peer is returned.
-    pub(super) fn take(self: &Arc<Self>, ip: IpAddr, right: Right) -> (Place, Option<IpAddr>) {
+    fn try_take(self: &Arc<Self>, ip: IpAddr, right: Right) -> Option<(Place, Option<IpAddr>)> {
         let (peer, is_proven) = (group(ip), right == Right::Given);
         let mut open = self.lock();
+        if !open.has_place(self.max) {
+            return None;
+        }
         let is_full = open.count >= self.max || !is_proven && open.unproven >= self.max_unproven;
         let closed = if is_full { open.close_one() } else { None };
         open.count = open.count.saturating_add(1);
@@ -95,7 +109,7 @@ impl Places {
             open.by_peer.entry(peer).or_default().insert(number, None);
         }
         drop(open);
-        (Place { places: Arc::clone(self), peer, number, is_proven: AtomicBool::new(is_proven) }, closed)
+        Some((Place { places: Arc::clone(self), peer, number, is_proven: AtomicBool::new(is_proven) }, closed))
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
@@ -186,12 +200,12 @@ mod tests {
     #[tokio::test]
     async fn connections_that_have_shown_no_right_are_few_and_the_first_to_go() {
         let places = Places::new(64);
-        let (operator, _) = places.take(ip(1), Right::NotYet);
+        let (operator, _) = places.try_take(ip(1), Right::NotYet).unwrap();
         operator.prove();
-        let other = places.take(ip(2), Right::NotYet).0;
+        let other = places.try_take(ip(2), Right::NotYet).unwrap().0;
         let mut silent: Vec<Place> = Vec::new();
         for number in 0..80 {
-            let (place, closed) = places.take(ip(3), Right::NotYet);
+            let (place, closed) = places.try_take(ip(3), Right::NotYet).unwrap();
             // Of the peer with the most, although another one is older.
             assert_eq!(closed, (number >= 15).then(|| ip(3)), "{number}");
             silent.push(place);
@@ -203,11 +217,13 @@ mod tests {
         drop(silent);
         assert_eq!(places.lock().count, 2);
         assert_eq!(places.lock().unproven, 1);
-        let proven: Vec<Place> = (0..62).map(|_| places.take(ip(4), Right::Given).0).collect();
+        let proven: Vec<Place> = (0..62).map(|_| places.try_take(ip(4), Right::Given).unwrap().0).collect();
         assert_eq!(places.lock().count, 64);
-        let (last, closed) = places.take(ip(4), Right::Given);
+        let (last, closed) = places.try_take(ip(4), Right::Given).unwrap();
         assert_eq!(closed, Some(ip(2)), "the last that has shown nothing");
+        // It was available when the next one was accepted, and has shown its right since.
         assert!(!places.lock().has_place(64), "all others wait in the system's queue");
+        assert!(places.try_take(ip(5), Right::NotYet).is_none());
         drop((other, last));
         places.available().await;
         drop((proven, operator));
@@ -220,10 +236,10 @@ mod tests {
         let places = Places::new(1);
         let mut held = Vec::new();
         let task = tokio::spawn(std::future::pending::<()>());
-        let (place, _) = places.take(ip(1), Right::NotYet);
+        let (place, _) = places.try_take(ip(1), Right::NotYet).unwrap();
         place.set_task(task.abort_handle());
         held.push(place);
-        let (next, closed) = places.take(ip(2), Right::NotYet);
+        let (next, closed) = places.try_take(ip(2), Right::NotYet).unwrap();
         assert_eq!(closed, Some(ip(1)));
         assert!(task.await.unwrap_err().is_cancelled());
         drop(next);

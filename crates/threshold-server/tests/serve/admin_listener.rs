@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -110,4 +111,28 @@ fn an_open_address_for_operators_needs_an_operators_token() {
     let mut operators = connect(&admin_of(&server));
     assert_eq!(operators.send("GET", "/v1/bans", &[("host", "evil.example")], "").unwrap().status, 403);
     assert_eq!(operators.send("GET", "/v1/bans", &[], "").unwrap().status, 200);
+}
+
+/// 80 connections of one read-only token were served at once, one opened after the other: each was accepted while the one before it had
+/// not shown its token yet, and so could still have been closed for it.
+///
+/// Woken by leaving out `has_place` in `try_take`.
+#[test]
+fn no_more_than_64_connections_to_the_listener_for_operators_are_served() {
+    let variables = [ADMIN, ("THRESHOLD_READ_TOKEN", "eyes-token-012345")];
+    let args = ["--admin", "127.0.0.1:0", "--log", "json", "--client-timeout", "10min"];
+    let server = Start { args: &args, variables: &variables, ..Start::default() }.server();
+    let place = admin_of(&server);
+    let ask = |waiting| {
+        let stream = TcpStream::connect(place.strip_prefix("http://").unwrap()).unwrap();
+        stream.set_read_timeout(Some(waiting)).unwrap();
+        let mut client = Client::new(stream);
+        let answer = client.send("GET", "/v1/locks", &[("authorization", "Bearer eyes-token-012345")], "");
+        answer.map(|answer| assert_eq!(answer.status, 200)).map(|()| client)
+    };
+    let mut served: Vec<Client<TcpStream>> = (0..64).map(|_| ask(PATIENCE).unwrap()).collect();
+    assert!(ask(Duration::from_secs(1)).is_err(), "there was no place");
+    // A waiting one is served once another has closed.
+    drop(served.pop());
+    ask(PATIENCE).unwrap();
 }
