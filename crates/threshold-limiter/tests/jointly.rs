@@ -82,9 +82,9 @@ impl<S: Store> Node<S> {
         // One budget is charged once, with the sum.
         let joint = check(&[tenant("t", 2), user("u", 1), tenant("t", 1)]).await;
         assert_eq!(read(&joint), (true, vec![(0, true, 7), (1, true, 2), (2, true, 7)]));
-        // A cost that never fits: the others are looked at.
+        // A cost that never fits: the others are looked at, and have what is left without their costs.
         let joint = check(&[user("u", 4), tenant("t", 1), user("u", 1)]).await;
-        assert_eq!(read(&joint), (true, vec![(1, true, 6), (2, true, 1)]));
+        assert_eq!(read(&joint), (true, vec![(1, true, 7), (2, true, 2)]));
         assert_eq!(joint.unplanned.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0]);
         // All of them, or none.
         let joint = check(&[tenant("t", 1), user("u", 1), user("u", 2)]).await;

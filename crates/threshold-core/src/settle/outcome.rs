@@ -173,6 +173,12 @@ impl Outcome {
         self.stood_in.iter().find(|(own, _)| *own == key).map_or(key, |(_, other)| *other)
     }
 
+    /// Forgets what a peek would have charged, so that a decision on it shows what is left without it. Returns whether there was anything.
+    #[must_use]
+    pub fn forget_charges(&mut self) -> bool {
+        self.settled.iter_mut().fold(false, |found, settled| settled.mark.take().is_some() || found)
+    }
+
     /// Returns the strikes that this request added.
     #[must_use]
     pub fn escalations(&self) -> &[Escalation] {

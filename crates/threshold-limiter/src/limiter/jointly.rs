@@ -110,7 +110,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         plan_jointly(&mut plan, requests, (&own_limits, &replaced), &mut joint.unplanned)?;
         plan.identify(random_id);
         let moves = self.moves_of_joint(requests, (&joint.unplanned, &replaced), &plan);
-        let Settled { in_store, .. } = self.settle_moving(moves, &plan, &mut outcome, &mut joint.decision).await;
+        let Settled { in_store, answered } = self.settle_moving(moves, &plan, &mut outcome, &mut joint.decision).await;
+        // Nothing is charged: what is left is what was left before.
+        if answered && verb != Verb::Record && !joint.unplanned.is_empty() && outcome.forget_charges() {
+            joint.decision = plan.decide(&outcome);
+        }
         joint.requests.extend(plan.requests_of_readings(&outcome));
         // The decision on a penalty or without the store has no figures.
         if joint.requests.len() != joint.decision.readings.len() {
