@@ -76,7 +76,7 @@ async fn call(app: &Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> R
     match parts.uri.path() {
         RATE_LIMIT => {
             authorize(app, peer, &parts.headers).await?;
-            match wire::read(body, MAX_MESSAGE, &app.message_memory).await {
+            match wire::read(&parts.headers, body, MAX_MESSAGE, &app.message_memory).await {
                 Ok(asked) => answered(&envoy::should_rate_limit(app, &parts.headers, &asked).await?),
                 Err(error) if error.code == GrpcCode::ResourceExhausted => {
                     answered(&envoy::too_large(app, &error.message))
@@ -86,7 +86,7 @@ async fn call(app: &Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> R
         }
         AUTHORIZATION_CHECK => {
             authorize(app, peer, &parts.headers).await?;
-            match wire::read(body, MAX_MESSAGE, &app.message_memory).await {
+            match wire::read(&parts.headers, body, MAX_MESSAGE, &app.message_memory).await {
                 Ok(asked) => answered(&ext_authz::check(app, peer, asked).await?),
                 Err(error) if error.code == GrpcCode::ResourceExhausted => {
                     answered(&ext_authz::refuse(app, "size").await)
@@ -95,7 +95,9 @@ async fn call(app: &Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> R
             }
         }
         // Health checks need no token, as over HTTP.
-        HEALTH => answered(&health(app, &wire::read(body, MAX_HEALTH_MESSAGE, &app.message_memory).await?)?),
+        HEALTH => {
+            answered(&health(app, &wire::read(&parts.headers, body, MAX_HEALTH_MESSAGE, &app.message_memory).await?)?)
+        }
         _ => Err(GrpcError::new(GrpcCode::Unimplemented, "this server has no such method")),
     }
 }

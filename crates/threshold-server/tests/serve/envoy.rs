@@ -1,6 +1,9 @@
 //! Tests the gRPC door: Envoy's rate limit service and external authorization.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
+
+use prost::Message as _;
 
 use super::grpc_client::{AUTHORIZATION_CHECK, Failed, GrpcClient, HEALTH, RATE_LIMIT};
 use super::process::{Scratch, Server, Start};
@@ -160,17 +163,19 @@ fn a_key_met_twice_is_charged_once_with_the_sum_and_hits_of_zero_only_look() {
     assert_eq!(codes(&envoy.ask(vec![costing(0, &address)])), (Code::Ok, vec![(Code::Ok, 0)]));
 }
 
-/// Woken by: an error in place of OVER_LIMIT, and charging the other descriptors.
+/// The other descriptors had one less left than was left.
+///
+/// Woken by: an error in place of OVER_LIMIT, charging the other descriptors, and leaving out `forget_charges`.
 #[test]
 fn a_cost_that_never_fits_is_over_the_limit_of_its_descriptor() {
     let mut envoy = Envoy::start(POLICY);
     let (address, user) = ([("remote_address", "192.0.2.1")], [("x-user", "u1")]);
     for _ in 0..2 {
         let answer = envoy.ask(vec![descriptor(&address), costing(4, &user)]);
-        assert_eq!(codes(&answer), (Code::OverLimit, vec![(Code::Ok, 4), (Code::OverLimit, 0)]));
+        assert_eq!(codes(&answer), (Code::OverLimit, vec![(Code::Ok, 5), (Code::OverLimit, 0)]));
         assert!(header(&answer, "retry-after").is_none(), "it never fits");
     }
-    // A peek tells what a check would leave: nothing was charged.
+    // Nothing was charged.
     assert_eq!(codes(&envoy.ask(vec![descriptor(&address)])), (Code::Ok, vec![(Code::Ok, 4)]));
     let answer = envoy.ask(vec![costing(u64::MAX, &address), costing(u64::MAX, &address)]);
     assert_eq!(codes(&answer).0, Code::OverLimit);
@@ -283,6 +288,51 @@ fn more_descriptors_or_bytes_than_one_request_may_have_are_a_denial() {
     assert_eq!(codes(&envoy.ask(vec![address()])), (Code::Ok, vec![(Code::Ok, 1)]));
     assert_eq!(envoy.ask_in("done", many(257)).unwrap().overall_code(), Code::OverLimit);
     assert_eq!(codes(&envoy.ask(vec![address()])), (Code::Ok, vec![(Code::Ok, 0)]));
+}
+
+/// A compressed message was `UNIMPLEMENTED`, and Envoy lets through what is an error.
+///
+/// Woken by: leaving out `inflate`, or the length of what it makes.
+#[test]
+fn a_compressed_message_is_decided_and_a_large_one_is_a_denial() {
+    let mut envoy = Envoy::start(POLICY);
+    let request = |value: &str| {
+        let descriptors = vec![descriptor(&[("remote_address", "192.0.2.1")]), descriptor(&[("other", value)])];
+        RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 }
+    };
+    let framed = |message: Vec<u8>| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(&message).unwrap();
+        let compressed = encoder.finish().unwrap();
+        [&[1], &u32::try_from(compressed.len()).unwrap().to_be_bytes()[..], &compressed].concat()
+    };
+    let mut ask = |encoding: &'static str, value: &str| {
+        envoy.client.metadata = vec![("grpc-encoding", encoding.to_owned())];
+        let answer = envoy.client.call_bytes(RATE_LIMIT, framed(request(value).encode_to_vec()));
+        answer.map(|answer| codes(&RateLimitResponse::decode(answer).unwrap()))
+    };
+    assert_eq!(ask("gzip", "o"), Ok((Code::Ok, vec![(Code::Ok, 4), (Code::Ok, 0)])));
+    assert_eq!(ask("gzip", &"o".repeat(100_000)), Ok((Code::Ok, vec![(Code::Ok, 3), (Code::Ok, 0)])));
+    assert_eq!(ask("gzip", &"o".repeat(64 << 20)), Ok((Code::OverLimit, vec![])));
+    assert_eq!(ask("identity", "o").unwrap_err().0, 13);
+    assert_eq!(ask("zstd", "o").unwrap_err().0, 12);
+    let fields = [("content-type", "application/grpc"), ("te", "trailers")];
+    let (head, ..) = envoy.client.send(RATE_LIMIT, &fields, framed(request("o").encode_to_vec()));
+    assert_eq!(head.headers()["grpc-accept-encoding"], "identity,gzip");
+}
+
+/// 98 fields of metadata were 431, which is an error of the call to Envoy.
+///
+/// Woken by: `MAX_HEADERS` for proxies too.
+#[test]
+fn a_call_may_have_a_thousand_fields_of_metadata() {
+    let mut envoy = Envoy::start(POLICY);
+    let descriptors = vec![descriptor(&[("remote_address", "192.0.2.1")])];
+    envoy.client.metadata = vec![("x-more", "m".to_owned()); 990];
+    assert_eq!(envoy.ask(descriptors).overall_code(), Code::Ok);
+    envoy.client.metadata = vec![("x-more", "m".to_owned()); 1_000];
+    let fields = [("content-type", "application/grpc"), ("te", "trailers")];
+    assert_eq!(envoy.client.send(RATE_LIMIT, &fields, Vec::new()).0.status(), 431);
 }
 
 /// Woken by: leaving out `verb`, or deciding what is recorded.
@@ -416,14 +466,14 @@ fn callers_need_a_token_and_health_checks_do_not() {
     assert_eq!(health(&"o".repeat(2_000)).unwrap_err().0, 8);
 }
 
-/// Woken by: leaving out the checks in `wire::decode`, `wire::read` and `check_protocol`.
+/// Woken by: leaving out the checks in `wire::unframe`, `wire::read` and `check_protocol`.
 #[test]
 fn what_is_no_grpc_is_refused_and_the_connection_goes_on() {
     let mut envoy = Envoy::start(POLICY);
     for (body, code) in [
         (vec![], 3),
         (vec![0, 0, 0, 0], 3),
-        (vec![1, 0, 0, 0, 0], 12),
+        (vec![1, 0, 0, 0, 0], 13),
         (vec![0, 0, 0, 0, 9, 1], 3),
         (vec![0, 0, 0, 0, 1, 1, 1], 3),
         (vec![0, 0, 0, 0, 2, 0x0a, 0xff], 3),

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::io::Write as _;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -60,8 +61,8 @@ fn no_message_panics_or_has_an_unknown_answer() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let peer = SocketAddr::from(([127, 0, 0, 1], 4711));
     let ask = |bytes: Vec<u8>| {
-        let framed = [&[0], &u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat();
-        if let Ok(asked) = wire::decode::<RateLimitRequest>(framed.clone().into())
+        let message = Bytes::from(bytes);
+        if let Ok(asked) = wire::decode::<RateLimitRequest>(message.clone())
             && let Ok(answer) = runtime.block_on(envoy::should_rate_limit(&app, &HeaderMap::new(), &asked))
         {
             assert_eq!(answer.statuses.len(), asked.descriptors.len());
@@ -69,7 +70,7 @@ fn no_message_panics_or_has_an_unknown_answer() {
                 matches!(answer.overall_code, 1 | 2) && answer.statuses.iter().all(|own| matches!(own.code, 1 | 2))
             );
         }
-        if let Ok(asked) = wire::decode::<CheckRequest>(framed.into()) {
+        if let Ok(asked) = wire::decode::<CheckRequest>(message) {
             let _ = runtime.block_on(ext_authz::check(&app, peer, asked));
         }
     };
@@ -108,7 +109,14 @@ impl http_body::Body for FramedBody {
     }
 }
 
-/// Woken by: leaving out the comparison of lengths in `decode`.
+/// Compresses a message.
+fn gzip(message: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(message).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Woken by: leaving out the comparison of lengths in `unframe`.
 #[test]
 fn a_message_is_read_alike_in_any_number_of_frames() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -120,10 +128,46 @@ fn a_message_is_read_alike_in_any_number_of_frames() {
                 let framed = [&[0, 0, 0, 0, length][..], &message].concat();
                 let (before, after) = framed.split_at(cut.index(framed.len()));
                 let frames = FramedBody([before, after].map(Bytes::copy_from_slice).into());
-                let read: Result<RateLimitRequest, _> = runtime.block_on(wire::read(frames, 64, &memory));
-                prop_assert_eq!(read, wire::decode(Bytes::from(framed)));
+                let none = HeaderMap::new();
+                let read: Result<RateLimitRequest, _> = runtime.block_on(wire::read(&none, frames, 64, &memory));
+                let whole = wire::unframe(Bytes::from(framed)).and_then(|(_, message)| wire::decode(message));
+                prop_assert_eq!(read, whole);
                 Ok(())
             })
             .unwrap();
     });
+}
+
+/// Woken by: leaving out `take` or the `acquire` in `inflate`, or either length.
+#[test]
+fn what_a_message_expands_to_is_bounded_and_holds_memory() {
+    const MAX: usize = 64 << 10;
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let fields = HeaderMap::from_iter([("grpc-encoding".parse().unwrap(), "gzip".parse().unwrap())]);
+    let read = |message: &[u8], memory: &ClientMemory| {
+        let framed = [&[1], &u32::try_from(message.len()).unwrap().to_be_bytes()[..], message].concat();
+        let body = FramedBody([Bytes::from(framed)].into());
+        let read: Result<RateLimitRequest, _> = runtime.block_on(wire::read(&fields, body, MAX, memory));
+        read.map(|asked| asked.encoded_len()).map_err(|error| error.code)
+    };
+    // A message of this length, which is mostly one text.
+    let asked = |length: usize| {
+        let text = |length| RateLimitRequest { domain: "d".repeat(length), ..RateLimitRequest::default() };
+        let rest = text(length).encoded_len() - length;
+        gzip(&text(length - rest).encode_to_vec())
+    };
+    let (free, full) = (ClientMemory::for_bodies(MAX), ClientMemory::for_bodies(MAX));
+    let _held = full.try_acquire(MAX).unwrap();
+    let denied = Err(GrpcCode::ResourceExhausted);
+    for (length, where_free, where_full) in [
+        (1_000, Ok(1_000), Ok(1_000)),
+        (MAX / 2, Ok(MAX / 2), denied),
+        (MAX, Ok(MAX), denied),
+        (MAX + 1, denied, denied),
+        (64 << 20, denied, denied),
+    ] {
+        let compressed = asked(length);
+        assert_eq!((read(&compressed, &free), read(&compressed, &full)), (where_free, where_full), "{length}");
+    }
+    assert_eq!(read(&asked(1_000)[..20], &free), Err(GrpcCode::InvalidArgument));
 }

@@ -3,23 +3,27 @@
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::future::ready;
+use std::io::Read as _;
 
 use axum::body::Body;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
+use flate2::bufread::GzDecoder;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body_util::{BodyExt as _, Full};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
 
-use crate::door::client_memory::ClientMemory;
+use crate::door::client_memory::{ClientMemory, MemoryPermit};
 use crate::door::json_body::SMALL_BODY;
 
 /// The bytes before a message: a flag that says whether it is compressed, and its length.
 const PREFIX: usize = 5;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// What has to be encoded in a status message, besides what is not ASCII.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
@@ -88,6 +92,10 @@ impl GrpcError {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, GRPC);
         headers.insert(STATUS, HeaderValue::from(self.code as u16));
+        // A client that has compressed its message otherwise learns how to send it.
+        if self.code == GrpcCode::Unimplemented {
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity,gzip"));
+        }
         let message = utf8_percent_encode(&self.message, ENCODED).to_string();
         if let Ok(message) = HeaderValue::try_from(message) {
             headers.insert(MESSAGE, message);
@@ -96,8 +104,14 @@ impl GrpcError {
     }
 }
 
-/// Reads the one message of a call, of at most `max` bytes. One that is not small holds memory meanwhile.
-pub(super) async fn read<B, M>(mut body: B, max: usize, memory: &ClientMemory) -> Result<M, GrpcError>
+/// Reads the one message of a call with these fields, of at most `max` bytes, compressed or not. One that is not small holds memory
+/// meanwhile.
+pub(super) async fn read<B, M>(
+    fields: &HeaderMap,
+    mut body: B,
+    max: usize,
+    memory: &ClientMemory,
+) -> Result<M, GrpcError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     M: Message + Default,
@@ -110,14 +124,11 @@ where
         // `joined` contains `first`, so the larger of the two is the sum so far.
         let sum = first.len().max(joined.len()).saturating_add(data.len());
         if sum > max.saturating_add(PREFIX) {
-            let message = format!("a message has at most {max} bytes");
-            return Err(GrpcError::new(GrpcCode::ResourceExhausted, message));
+            return Err(too_large(max));
         }
         if sum > SMALL_BODY && acquired.is_none() {
             let whole = declared(if joined.is_empty() { &first } else { &joined }).unwrap_or(max).min(max);
-            let busy = |_| GrpcError::new(GrpcCode::ResourceExhausted, "too many large messages are being read");
-            // Without waiting: Envoy does not, and what is unread holds up the other calls on its connection.
-            acquired = Some(memory.try_acquire(whole).map_err(busy)?);
+            acquired = Some(acquire(whole, memory)?);
             // No more than was acquired: a vector that grows by itself has twice as much.
             joined.reserve_exact(whole.saturating_add(PREFIX));
         }
@@ -131,9 +142,25 @@ where
         }
         joined.extend_from_slice(&data);
     }
-    let read = decode(if joined.is_empty() { first } else { joined.into() });
-    drop(acquired);
+    let (is_compressed, mut message) = unframe(if joined.is_empty() { first } else { joined.into() })?;
+    let mut inflated = None;
+    if is_compressed {
+        check_encoding(fields.get(ENCODING))?;
+        (message, inflated) = inflate(&message, max, memory)?;
+    }
+    let read = decode(message);
+    drop((acquired, inflated));
     read
+}
+
+/// Acquires memory without waiting: Envoy does not, and what is unread holds up the other calls on its connection.
+fn acquire(bytes: usize, memory: &ClientMemory) -> Result<MemoryPermit, GrpcError> {
+    let busy = |_| GrpcError::new(GrpcCode::ResourceExhausted, "too many large messages are being read");
+    memory.try_acquire(bytes).map_err(busy)
+}
+
+fn too_large(max: usize) -> GrpcError {
+    GrpcError::new(GrpcCode::ResourceExhausted, format!("a message has at most {max} bytes"))
 }
 
 /// Returns the length of a message by its prefix, if that has come.
@@ -142,17 +169,51 @@ fn declared(begun: &[u8]) -> Option<usize> {
     usize::try_from(u32::from_be_bytes(length)).ok()
 }
 
-/// Decodes a message with its prefix.
-pub(super) fn decode<M: Message + Default>(mut framed: Bytes) -> Result<M, GrpcError> {
+/// Returns whether a message is compressed, and the message without its prefix.
+pub(super) fn unframe(mut framed: Bytes) -> Result<(bool, Bytes), GrpcError> {
     let prefix = framed.first_chunk::<PREFIX>().copied();
     let [compressed, length @ ..] = prefix.ok_or_else(|| GrpcError::invalid("a call has one message"))?;
-    if compressed != 0 {
-        return Err(GrpcError::new(GrpcCode::Unimplemented, "send the message uncompressed"));
-    }
     let message = framed.split_off(PREFIX);
     if usize::try_from(u32::from_be_bytes(length)) != Ok(message.len()) {
         return Err(GrpcError::invalid("a call has one message, of the length that its prefix says"));
     }
+    Ok((compressed != 0, message))
+}
+
+/// Checks how a message is compressed.
+fn check_encoding(encoding: Option<&HeaderValue>) -> Result<(), GrpcError> {
+    match encoding.map(HeaderValue::as_bytes) {
+        Some(b"gzip") => Ok(()),
+        Some(encoding) if encoding != b"identity" => {
+            Err(GrpcError::new(GrpcCode::Unimplemented, "send the message uncompressed, or compressed with gzip"))
+        }
+        _ => Err(GrpcError::new(GrpcCode::Internal, "the message is compressed, and grpc-encoding does not say how")),
+    }
+}
+
+/// Decompresses a message of at most `max` bytes. A few bytes can expand to any size, so that one that is not small has memory of its own.
+fn inflate(compressed: &[u8], max: usize, memory: &ClientMemory) -> Result<(Bytes, Option<MemoryPermit>), GrpcError> {
+    let mut decoder = GzDecoder::new(compressed);
+    let mut message = Vec::new();
+    let mut read_up_to = |length: usize, message: &mut Vec<u8>| {
+        let more = u64::try_from(length.saturating_sub(message.len())).unwrap_or(u64::MAX);
+        let read = decoder.by_ref().take(more).read_to_end(message);
+        read.map_err(|_| GrpcError::invalid("the message cannot be decompressed"))
+    };
+    let small = SMALL_BODY.min(max);
+    read_up_to(small, &mut message)?;
+    let mut acquired = None;
+    if message.len() == small {
+        // No more than is acquired: a vector that grows by itself has twice as much.
+        acquired = Some(acquire(max, memory)?);
+        message.reserve_exact(max.saturating_sub(small).saturating_add(1));
+        read_up_to(max.saturating_add(1), &mut message)?;
+    }
+    if message.len() > max { Err(too_large(max)) } else { Ok((message.into(), acquired)) }
+}
+
+/// Decodes a message.
+pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, GrpcError> {
     // What prost says of it names fields, and no values.
     M::decode(message).map_err(|error| GrpcError::invalid(format!("the message cannot be decoded: {error}")))
 }
