@@ -51,10 +51,12 @@ impl fmt::Debug for GivenSecrets<'_> {
 /// journal is opened.
 ///
 /// # Errors
-/// Fails if a file cannot be used, holds no secret, can be read by others, or is missing beside its journal; if there is an
-/// old secret and no present one; and if both have the same key id.
+/// Fails if a file cannot be used, holds no secret, can be read by others, or is missing beside its journal; if another user has put
+/// a secret there whose journal is not created yet; if there is an old secret and no present one; and if both have the same key id.
 pub fn installation_secrets(journal: &Path, given: GivenSecrets<'_>) -> Result<Secrets, JournalError> {
     let (path, old_path) = (secret_path(journal), old_secret_path(journal));
+    // Also where another secret is used: somebody has put it there for the start that looks for it.
+    read_next(&with_suffix(&path, NEXT))?;
     let old = match given.old {
         Some(old) => {
             const NAME: &str = "THRESHOLD_SECRET_OLD";

@@ -89,6 +89,26 @@ fn a_planted_file_is_refused_in_every_place() {
     }
 }
 
+/// A check refused a planted `secret.next` beside a good secret, and a start did not look at it.
+///
+/// Woken by leaving out `read_next` in either.
+#[test]
+fn a_planted_secret_is_refused_beside_a_good_one_too() {
+    let scratch = Scratch::new();
+    open(&scratch.db()).unwrap();
+    let next = scratch.db().with_extension("secret.next");
+    std::fs::write(&next, "0123456789abcdef".repeat(4)).unwrap();
+    set_mode(&next, 0o622);
+    for given in [GivenSecrets::default(), GivenSecrets { present: Some("a secret of the environment"), old: None }] {
+        let started = installation_secrets(&scratch.db(), given).map(drop).unwrap_err();
+        let checked = check_installation(&scratch.db(), given).unwrap_err();
+        assert_eq!(refusal(&started), refusal(&checked));
+        assert!(refusal(&started).contains("chmod go-w"), "{started}");
+    }
+    set_mode(&next, 0o600);
+    open(&scratch.db()).unwrap();
+}
+
 /// A database that waits to replace a damaged journal is put in its place at the next start, so that another user could choose all of it.
 ///
 /// Woken by leaving out `is_planted`.
