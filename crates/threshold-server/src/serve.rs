@@ -47,7 +47,7 @@ use crate::otlp::Telemetry;
 use crate::policy_file::PolicyFile;
 use crate::reload::{Reloader, TenantFolder};
 use crate::signals::database::{EventDatabase, Retention};
-use crate::signals::sinks::{Reach, SinkSettings, Sinks};
+use crate::signals::sinks::{Lines, Reach, SinkSettings, Sinks};
 use crate::source::Source;
 pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
@@ -512,10 +512,14 @@ fn unsafe_folders(args: &ServeArgs, policy: Option<&Policy>) -> BTreeSet<String>
     let policy_file = args.policy.as_deref().filter(|path| path.as_os_str() != "-");
     let keys = policy.and_then(|policy| policy.identity().jwt.as_ref()?.key_file.as_deref()).map(Path::new);
     let events = events_path(args);
-    let files = [policy_file, keys, args.tls_cert.as_deref(), args.tls_key.as_deref(), events.as_deref()];
+    let authorities = store::authorities(args).ok().flatten();
+    let (certs, store) = ([&args.tls_cert, &args.tls_key], [&args.store_cert, &args.store_key, &authorities]);
+    let given = certs.into_iter().chain(store).filter_map(|file| file.as_deref());
+    let sinks = args.events_to.iter().filter_map(Lines::path);
+    let files = [policy_file, keys, events.as_deref()].into_iter().flatten().chain(given).chain(sinks);
     // The parent of a bare name is "".
     let folder = |file: &Path| file.parent().map(|parent| Path::new(".").join(parent));
-    let folders = files.into_iter().flatten().filter_map(folder).chain(args.tenants.clone());
+    let folders = files.filter_map(folder).chain(args.tenants.clone());
     folders.filter_map(|folder| unsafe_folder(&folder)).collect()
 }
 

@@ -1,6 +1,7 @@
 //! The store that `--store` names.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,8 +98,7 @@ impl fmt::Display for StoreUrl {
 /// Makes the options of a store in Redis, with the certificates and the deadline of the command line or the environment.
 pub(super) fn options(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<RedisOptions> {
     let mut options = RedisOptions::new(url.clone(), secrets.clone());
-    let ca = args.store_ca.clone().map_or_else(|| variable("THRESHOLD_STORE_CA"), |path| Ok(Some(path)))?;
-    if let Some(path) = &ca {
+    if let Some(path) = &authorities(args)? {
         options = options.authorities(read_trusted(path, Trust::Keys, MAX_PEM)?);
     }
     if let (Some(cert), Some(key)) = (&args.store_cert, &args.store_key) {
@@ -110,6 +110,11 @@ pub(super) fn options(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> an
     }
     options.check()?;
     Ok(options)
+}
+
+/// Returns the file with the authorities to trust, by the command line or the environment.
+pub(super) fn authorities(args: &ServeArgs) -> anyhow::Result<Option<PathBuf>> {
+    args.store_ca.clone().map_or_else(|| variable("THRESHOLD_STORE_CA"), |path| Ok(Some(path)))
 }
 
 fn deadline(args: &ServeArgs) -> anyhow::Result<Option<Duration>> {

@@ -194,3 +194,37 @@ fn a_folder_that_everybody_can_write_to_is_told() {
     let said = String::from_utf8(checked.stdout).unwrap();
     assert!(checked.status.code() == Some(1) && said.contains("warning: the folder "), "{said}");
 }
+
+/// The folders of the files for a store with TLS, and of a file of events, were not looked at.
+///
+/// Woken by leaving out any of them in `unsafe_folders`.
+#[test]
+fn the_folder_of_every_file_that_is_named_is_examined() {
+    let (place, open) = (Place::new(), Scratch::folder());
+    let path = |name: &str| open.path().join(name).into_os_string().into_string().unwrap();
+    for name in ["cert.pem", "key.pem"] {
+        std::fs::copy(place.path(name), path(name)).unwrap();
+    }
+    set_mode(open.path(), 0o777);
+    let (policy, db) = (place.path("policy.toml"), place.text("threshold.db"));
+    let (cert, key, lines) = (path("cert.pem"), path("key.pem"), format!("jsonl:{}", path("events.jsonl")));
+    let (own_cert, own_key) = (place.text("cert.pem"), place.text("key.pem"));
+    let store = ["--store", "rediss://127.0.0.1:1"];
+    for (args, authorities) in [
+        (vec!["--events-to", &lines], None),
+        (vec!["--tls-cert", &cert, "--tls-key", &own_key], None),
+        ([&store[..], &["--store-ca", &cert]].concat(), None),
+        (store.to_vec(), Some(&cert)),
+        ([&store[..], &["--store-cert", &cert, "--store-key", &own_key]].concat(), None),
+        ([&store[..], &["--store-cert", &own_cert, "--store-key", &key]].concat(), None),
+    ] {
+        let args = [&["--check", "--db", &db], &args[..]].concat();
+        let secret = ("THRESHOLD_SECRET", "a secret of at least 16");
+        let variables: Vec<_> =
+            authorities.map(|path| ("THRESHOLD_STORE_CA", path.as_str())).into_iter().chain([secret]).collect();
+        let checked = Start { args: &args, variables: &variables, policy: Some(&policy), ..Start::default() };
+        let said = String::from_utf8(checked.command().output().unwrap().stdout).unwrap();
+        let folder = open.path().display();
+        assert!(said.contains(&format!("warning: the folder {folder} has the permissions 777")), "{args:?}: {said}");
+    }
+}

@@ -37,6 +37,14 @@ impl Lines {
         }
     }
 
+    /// Returns the file.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Stdout => None,
+        }
+    }
+
     /// Writes a batch.
     pub(super) fn write(&self, events: &[Event]) -> io::Result<()> {
         let mut text = String::new();
