@@ -225,8 +225,8 @@ async fn show(reader: Reader, watch: ConnectionWatch, State(app): State<Arc<App>
     let shared = Arc::clone(&app);
     let work = place.work(move |is_wanted| {
         let (file, policy) = (shared.policy_file.load(), shared.desk.policy());
-        let recording = shared.desk.recent_requests.recording(shared.desk.now()).newest_for(&[&policy]);
-        let rehearsed = rehearse(&policy, &recording, is_wanted);
+        let mut recording = shared.desk.recent_requests.recording(shared.desk.now()).newest_for(&[&policy]);
+        let [rehearsed] = rehearse([&*policy], &mut recording, is_wanted);
         let lines = file.lines_of_rules();
         let rules = policy.rules().iter().zip(rehearsed.rules).map(|(rule, own)| RuleBody {
             name: rule.name.to_string(),
@@ -295,8 +295,8 @@ async fn rehearse_draft(
     let work = place.work(move |is_wanted| {
         let (file, policy) = (shared.policy_file.load(), shared.desk.policy());
         let draft = usable(&file, &text, is_wanted)?;
-        let recording = shared.desk.recent_requests.recording(shared.desk.now()).newest_for(&[&policy, &draft]);
-        let (present, new) = (rehearse(&policy, &recording, is_wanted), rehearse(&draft, &recording, is_wanted));
+        let mut recording = shared.desk.recent_requests.recording(shared.desk.now()).newest_for(&[&policy, &draft]);
+        let [present, new] = rehearse([&*policy, &draft], &mut recording, is_wanted);
         let count = |is: fn(bool, bool) -> bool| {
             present.verdicts.iter().zip(&new.verdicts).filter(|(before, after)| is(**before, **after)).count()
         };

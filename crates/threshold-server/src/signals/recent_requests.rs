@@ -209,6 +209,11 @@ impl Recording {
         self.requests.drain(..self.requests.len().saturating_sub(most));
         self
     }
+
+    /// Drops the older half of the requests, and one of two.
+    pub(crate) fn drop_older_half(&mut self) {
+        self.requests.drain(..self.requests.len().div_ceil(2));
+    }
 }
 
 impl RecentRequests {
