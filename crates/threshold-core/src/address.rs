@@ -453,6 +453,18 @@ mod tests {
         }
     }
 
+    /// A zone means something on its own machine alone: `fe80::1` on two of a proxy's links is two clients.
+    ///
+    /// Woken by dropping what follows `%`, and by going on behind what cannot be read.
+    #[test]
+    fn an_address_with_a_zone_ends_the_walk_at_the_hop_that_wrote_it() {
+        let list = |line, expect| check(AddressSource::XForwardedFor, "10.0.0.1", &[("x-forwarded-for", line)], expect);
+        list("fe80::1%eth0", "10.0.0.1");
+        list("203.0.113.7, [fe80::1%25eth0]:80, 10.0.0.2", "10.0.0.2");
+        // What a client writes itself is left of its own address.
+        list("fe80::1%eth0, 203.0.113.7", "203.0.113.7");
+    }
+
     #[test]
     fn every_notation_of_an_address_is_the_same_address_or_refused() {
         let check = |text: &str, expect: Option<&str>| assert_eq!(parse_address(text), expect.map(address), "{text}");
