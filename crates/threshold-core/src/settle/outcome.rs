@@ -176,7 +176,9 @@ impl Outcome {
     /// Forgets what a peek would have charged, so that a decision on it shows what is left without it. Returns whether there was anything.
     #[must_use]
     pub fn forget_charges(&mut self) -> bool {
-        self.settled.iter_mut().fold(false, |found, settled| settled.mark.take().is_some() || found)
+        let is_charged = self.settled.iter().any(|settled| settled.mark.is_some());
+        self.settled.iter_mut().for_each(|settled| settled.mark = None);
+        is_charged
     }
 
     /// Returns the strikes that this request added.
