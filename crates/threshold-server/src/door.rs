@@ -305,6 +305,14 @@ impl Doors {
         is_proof || session::is_signed_in(&self.app, headers)
     }
 
+    /// Whether a request to the listener for operators, which has shown a right, shows that of a read-only token.
+    pub(crate) fn only_reads(&self, headers: &HeaderMap) -> bool {
+        self.are_for_operators() && {
+            let session = session::authorization(&self.app, headers);
+            self.app.token_guesses.only_reads(headers.get(AUTHORIZATION).or(session.as_ref()))
+        }
+    }
+
     /// Answers a request from `peer`.
     pub(crate) fn call(&self, peer: SocketAddr, watch: &ConnectionWatch, request: Request<Incoming>) -> Answering {
         if let Some(parent) = Parent::of(request.headers()) {

@@ -108,29 +108,29 @@ pub(super) fn authorize(app: &App, method: &Method, headers: &mut HeaderMap) {
     if !has_origin || !is_same_origin(headers) || is_sent_by_another_site(headers) {
         return;
     }
-    if let Some(authorization) = found(app, headers) {
+    if let Some(authorization) = authorization(app, headers) {
         headers.insert(AUTHORIZATION, authorization);
     }
 }
 
 /// Whether a request has a session that has not ended.
 pub(super) fn is_signed_in(app: &App, headers: &HeaderMap) -> bool {
-    found(app, headers).is_some()
+    authorization(app, headers).is_some()
 }
 
 /// Returns the `Authorization` of a request's session.
-fn found(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
+pub(super) fn authorization(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
     secrets(headers).find_map(|secret| app.sessions.find(secret, app.desk.now()))
 }
 
 /// Whether a stream may go on: it was not opened by a session, or its session has not ended.
 pub(super) fn lasts(app: &App, session: Option<&HeaderMap>) -> bool {
-    session.is_none_or(|headers| found(app, headers).is_some())
+    session.is_none_or(|headers| authorization(app, headers).is_some())
 }
 
 /// Returns the headers of a request by which its session is found, if it has one.
 pub(super) fn of(app: &App, headers: &HeaderMap) -> Option<HeaderMap> {
-    found(app, headers)?;
+    authorization(app, headers)?;
     let names = [COOKIE, HOST];
     // Over HTTP/2 browsers send a field for each cookie.
     let all = |name: HeaderName| headers.get_all(&name).iter().map(move |value| (name.clone(), value.clone()));

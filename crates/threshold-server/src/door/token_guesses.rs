@@ -232,6 +232,11 @@ impl TokenGuesses {
         self.tokens.operator_access(authorization) != OperatorAccess::Denied
     }
 
+    /// Whether a request shows a token that only reads as an operator.
+    pub(super) fn only_reads(&self, authorization: Option<&HeaderValue>) -> bool {
+        self.tokens.operator_access(authorization) == OperatorAccess::Reader
+    }
+
     /// Returns the memory for the answer to a caller that was admitted: that of its kind.
     pub(super) fn answer_memory_of<'a>(&self, authorization: Option<&HeaderValue>, app: &'a App) -> &'a ClientMemory {
         match self.tokens.operator_access(authorization) {

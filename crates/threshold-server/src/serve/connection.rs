@@ -21,7 +21,7 @@ use super::connection_watch::{ConnectionWatch, Socket, WatchedStream};
 use super::http2::{self, ClientBounds, ListenerRequests, Requests};
 use super::linger::Lingering;
 use super::peers::{Exempt, PeerConnections, PeerSlot};
-use super::places::{Place, Places, Right};
+use super::places::{Place, Places, Proof, Right};
 use super::preface::{Protocol, Reread};
 use crate::door::resp::{self, Ended};
 use crate::door::{Answering, ApiError, App, Bounds, Doors};
@@ -231,7 +231,7 @@ impl ConnectionService {
     /// Before the answer: the connection may be closed for another one until then.
     pub(super) fn prove(&self, request: &Request<Incoming>) -> bool {
         if !self.place.is_proven() && self.doors.shows_right(self.peer, request.headers()) {
-            self.place.prove();
+            self.place.prove(if self.doors.only_reads(request.headers()) { Proof::Lesser } else { Proof::Full });
         }
         self.place.is_proven()
     }
@@ -377,7 +377,8 @@ impl Connection {
     async fn serve_resp(self, stream: impl Stream, service: ConnectionService) {
         let Self { peer_slot, place, watcher, stop, .. } = self;
         let mut stream = Lingering::new(stream);
-        match resp::serve(service.doors.app(), &mut stream, service.peer.ip(), stop, || place.prove()).await {
+        match resp::serve(service.doors.app(), &mut stream, service.peer.ip(), stop, || place.prove(Proof::Full)).await
+        {
             Ok(Ended::Closed) => {}
             Ok(Ended::Refused) => stream.refuse(),
             Err(error) => tracing::debug!(%error, "connection ended early"),

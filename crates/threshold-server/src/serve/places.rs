@@ -36,6 +36,8 @@ struct Open {
     count: usize,
     /// How many of them have shown no right.
     unproven: usize,
+    /// How many have shown a right that may not take all places.
+    lesser: usize,
     next: u64,
     /// Those of each peer, the oldest first, with their tasks: `None` for a moment, until it is spawned.
     by_peer: HashMap<IpAddr, BTreeMap<u64, Option<AbortHandle>>>,
@@ -48,6 +50,15 @@ pub(super) struct Place {
     peer: IpAddr,
     number: u64,
     is_proven: AtomicBool,
+    is_lesser: AtomicBool,
+}
+
+/// What a connection has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Proof {
+    Full,
+    /// A read-only token on the listener for operators: half of the places are for those who may act.
+    Lesser,
 }
 
 /// Whether a connection has shown a right.
@@ -109,7 +120,16 @@ impl Places {
             open.by_peer.entry(peer).or_default().insert(number, None);
         }
         drop(open);
-        Some((Place { places: Arc::clone(self), peer, number, is_proven: AtomicBool::new(is_proven) }, closed))
+        Some((
+            Place {
+                places: Arc::clone(self),
+                peer,
+                number,
+                is_proven: AtomicBool::new(is_proven),
+                is_lesser: AtomicBool::new(false),
+            },
+            closed,
+        ))
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
@@ -163,14 +183,21 @@ impl Place {
         self.is_proven.load(Ordering::Relaxed)
     }
 
-    /// Notes that the client has shown a right: the connection is closed for no other from now on.
-    pub(super) fn prove(&self) {
+    /// Notes that the client has shown a right: the connection is closed for no other from now on, unless half of the places are taken by
+    /// such connections with a lesser right.
+    pub(super) fn prove(&self, proof: Proof) {
         if self.is_proven() {
             return;
         }
+        let is_lesser = proof == Proof::Lesser;
         // Under the lock, or it could be closed and counted as proven.
         let mut open = self.places.lock();
+        if is_lesser && open.lesser >= self.places.max.div_ceil(2) {
+            return;
+        }
         if open.remove(self.peer, self.number).is_some() {
+            open.lesser = open.lesser.saturating_add(is_lesser.into());
+            self.is_lesser.store(is_lesser, Ordering::Relaxed);
             self.is_proven.store(true, Ordering::Relaxed);
         }
     }
@@ -182,6 +209,7 @@ impl Drop for Place {
         // One that was closed for another has no place any more.
         if open.remove(self.peer, self.number).is_some() || self.is_proven() {
             open.count = open.count.saturating_sub(1);
+            open.lesser = open.lesser.saturating_sub(self.is_lesser.load(Ordering::Relaxed).into());
             drop(open);
             self.places.freed.notify_one();
         }
@@ -201,7 +229,7 @@ mod tests {
     async fn connections_that_have_shown_no_right_are_few_and_the_first_to_go() {
         let places = Places::new(64);
         let (operator, _) = places.try_take(ip(1), Right::NotYet).unwrap();
-        operator.prove();
+        operator.prove(Proof::Full);
         let other = places.try_take(ip(2), Right::NotYet).unwrap().0;
         let mut silent: Vec<Place> = Vec::new();
         for number in 0..80 {
@@ -212,7 +240,7 @@ mod tests {
         }
         assert_eq!(places.lock().count, 1 + UNPROVEN.start());
         // What is closed shows nothing, and frees nothing twice.
-        silent[0].prove();
+        silent[0].prove(Proof::Full);
         assert!(!silent[0].is_proven() && operator.is_proven());
         drop(silent);
         assert_eq!(places.lock().count, 2);

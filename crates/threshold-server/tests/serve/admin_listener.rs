@@ -116,23 +116,34 @@ fn an_open_address_for_operators_needs_an_operators_token() {
 /// 80 connections of one read-only token were served at once, one opened after the other: each was accepted while the one before it had
 /// not shown its token yet, and so could still have been closed for it.
 ///
-/// Woken by leaving out `has_place` in `try_take`.
+/// Woken by leaving out `has_place` in `try_take`, and by `Proof::Full` for readers.
 #[test]
-fn no_more_than_64_connections_to_the_listener_for_operators_are_served() {
+fn no_more_than_64_connections_to_the_listener_for_operators_are_served_and_readers_have_half() {
+    const OPERATOR: &str = "Bearer boss-token-012345";
+    const READER: &str = "Bearer eyes-token-012345";
     let variables = [ADMIN, ("THRESHOLD_READ_TOKEN", "eyes-token-012345")];
     let args = ["--admin", "127.0.0.1:0", "--log", "json", "--client-timeout", "10min"];
     let server = Start { args: &args, variables: &variables, ..Start::default() }.server();
     let place = admin_of(&server);
-    let ask = |waiting| {
+    let locks = |client: &mut Client<TcpStream>, token| {
+        let answer = client.send("GET", "/v1/locks", &[("authorization", token)], "");
+        answer.map(|answer| assert_eq!(answer.status, 200))
+    };
+    let ask = |token, waiting| {
         let stream = TcpStream::connect(place.strip_prefix("http://").unwrap()).unwrap();
         stream.set_read_timeout(Some(waiting)).unwrap();
         let mut client = Client::new(stream);
-        let answer = client.send("GET", "/v1/locks", &[("authorization", "Bearer eyes-token-012345")], "");
-        answer.map(|answer| assert_eq!(answer.status, 200)).map(|()| client)
+        locks(&mut client, token).map(|()| client)
     };
-    let mut served: Vec<Client<TcpStream>> = (0..64).map(|_| ask(PATIENCE).unwrap()).collect();
-    assert!(ask(Duration::from_secs(1)).is_err(), "there was no place");
+    let mut readers: Vec<Client<TcpStream>> = (0..80).map(|_| ask(READER, PATIENCE).unwrap()).collect();
+    // Those above the half are among the 16 that are closed for others.
+    readers.retain_mut(|client| locks(client, READER).is_ok());
+    assert_eq!(readers.len(), 48);
+    let mut operators: Vec<Client<TcpStream>> = (0..32).map(|_| ask(OPERATOR, PATIENCE).unwrap()).collect();
+    readers.retain_mut(|client| locks(client, READER).is_ok());
+    assert_eq!(readers.len(), 32);
+    assert!(ask(OPERATOR, Duration::from_secs(1)).is_err(), "there was no place");
     // A waiting one is served once another has closed.
-    drop(served.pop());
-    ask(PATIENCE).unwrap();
+    drop(operators.pop());
+    ask(OPERATOR, PATIENCE).unwrap();
 }
