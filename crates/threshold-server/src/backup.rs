@@ -8,9 +8,9 @@ use threshold_limiter::journal::{
 };
 use threshold_limiter::{Clock as _, SystemClock};
 
-use crate::Report;
 use crate::cli::{BackupArgs, RestoreArgs};
 use crate::serve::secret;
+use threshold_rehearsal::Report;
 
 /// Copies the journal, also while a server writes to it.
 pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<Report> {

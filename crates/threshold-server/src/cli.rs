@@ -8,6 +8,9 @@ use clap_complete::Shell;
 use threshold_core::Span;
 use threshold_core::limit::parse_span;
 use threshold_core::path::is_method;
+use threshold_rehearsal::cases::TestArgs;
+use threshold_rehearsal::lint::{Denied, LintArgs};
+use threshold_rehearsal::pair;
 
 use crate::door::HostName;
 use crate::serve::Address;
@@ -36,13 +39,13 @@ pub(crate) enum Command {
     /// Run a policy's own test cases
     Test(TestArgs),
     /// Show what a policy would have done to recorded traffic
-    Replay(Box<crate::replay::ReplayArgs>),
+    Replay(Box<threshold_rehearsal::replay::ReplayArgs>),
     /// Write the configuration of a proxy that asks Threshold, or a policy's edge rules for an edge that counts by itself
-    Export(crate::export::ExportArgs),
+    Export(threshold_rehearsal::export::ExportArgs),
     /// Write another limiter's configuration as a policy to standard output
-    Import(crate::import::ImportArgs),
+    Import(threshold_rehearsal::import::ImportArgs),
     /// Suggest limits from recorded traffic, as a policy
-    Suggest(Box<crate::suggest::SuggestArgs>),
+    Suggest(Box<threshold_rehearsal::suggest::SuggestArgs>),
     /// List, add, lift, import and export bans
     Bans(BansArgs),
     /// Say why an address, a tenant, a user or an account is stopped, or forgive it
@@ -257,29 +260,6 @@ pub(crate) struct InitArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct LintArgs {
-    /// The policy file, or - for standard input
-    pub(crate) policy: PathBuf,
-    /// Exit with 1 if there are warnings
-    #[arg(long, value_enum)]
-    pub(crate) deny: Option<Denied>,
-    /// The policy before the change: list what has changed, and warn of state that a server forgets by it
-    #[arg(long, value_name = "OLD")]
-    pub(crate) against: Option<PathBuf>,
-    /// An access log: warn of its requests that no rule limits; may be repeated
-    #[arg(long, value_name = "LOG")]
-    pub(crate) log: Vec<PathBuf>,
-    /// An OpenAPI document, JSON or YAML: warn of its operations that no rule limits
-    #[arg(long, value_name = "FILE")]
-    pub(crate) openapi: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Denied {
-    Warnings,
-}
-
-#[derive(Debug, Args)]
 #[command(mut_arg("server", |arg| arg.help(EXPLAIN_SERVER_HELP)))]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
@@ -332,15 +312,6 @@ pub(crate) struct ExplainArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct TestArgs {
-    /// The policy file, or - for standard input
-    pub(crate) policy: PathBuf,
-    /// Files of cases, in the format of docs/cases.md
-    #[arg(required = true)]
-    pub(crate) cases: Vec<PathBuf>,
 }
 
 /// The server that a command calls.
@@ -467,12 +438,6 @@ pub(crate) fn span(text: &str) -> Result<Span, String> {
 
 fn method(text: &str) -> Result<String, String> {
     if is_method(text) { Ok(text.to_owned()) } else { Err("expected a method, such as GET or POST".to_owned()) }
-}
-
-pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
-    // At the first equals sign: a value may contain more of them, a name does not.
-    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
-    Ok((name.to_owned(), value.to_owned()))
 }
 
 fn named_cost(text: &str) -> Result<(String, u64), String> {

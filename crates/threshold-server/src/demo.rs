@@ -14,13 +14,13 @@ use threshold_limiter::{Attempted, LoginRequest};
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::Level;
 
-use crate::Report;
 use crate::cli::{Cli, Command, DemoArgs};
 use crate::desk::NewBan;
 use crate::door::App;
 use crate::init::PRESETS;
 use crate::serve;
-use crate::source::Source;
+use threshold_rehearsal::Report;
+use threshold_rehearsal::source::Source;
 
 /// How often requests are made.
 const TICK: Duration = Duration::from_millis(100);

@@ -11,11 +11,11 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::{Facts, PlanError, Timestamp};
 
-use crate::Report;
 use crate::cli::ExplainArgs;
-use crate::source::Source;
 pub(crate) use json::live_json;
 use json::offline_json;
+use threshold_rehearsal::Report;
+use threshold_rehearsal::source::Source;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
     let Some(policy) = &args.policy else { return server::run(args) };

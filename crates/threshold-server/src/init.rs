@@ -3,8 +3,8 @@
 
 use anyhow::bail;
 
-use crate::Report;
 use crate::cli::InitArgs;
+use threshold_rehearsal::Report;
 
 /// The presets by name.
 pub(crate) const PRESETS: [(&str, &str); 6] = [

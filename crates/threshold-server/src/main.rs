@@ -6,11 +6,8 @@ mod demo;
 mod desk;
 mod door;
 mod explain;
-mod export;
-mod import;
 mod init;
 mod jwt;
-mod lint;
 mod log;
 mod manual;
 mod metrics;
@@ -19,13 +16,8 @@ mod operate;
 mod otlp;
 mod policy_file;
 mod reload;
-mod replay;
 mod serve;
 mod signals;
-mod source;
-mod suggest;
-mod test;
-mod traffic;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -35,15 +27,10 @@ use clap::{CommandFactory as _, Parser as _};
 
 use cli::{Cli, Command};
 use threshold_core::text::printable_lines;
+use threshold_rehearsal::{Report, cases, export, import, lint, replay, suggest};
 
 /// The version, and the commit where it is known.
 const BUILD: &str = env!("THRESHOLD_BUILD");
-
-/// The output of a command and its exit code.
-struct Report {
-    text: String,
-    code: u8,
-}
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -54,7 +41,7 @@ fn main() -> ExitCode {
         Command::Init(args) => init::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Explain(args) => explain::run(&args),
-        Command::Test(args) => test::run(&args),
+        Command::Test(args) => cases::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bans(args) => operate::bans(&args),

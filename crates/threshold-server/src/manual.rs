@@ -3,8 +3,8 @@
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 
-use crate::Report;
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use threshold_rehearsal::Report;
 
 pub(crate) fn completions(args: &CompletionsArgs) -> Report {
     let mut text = Vec::new();

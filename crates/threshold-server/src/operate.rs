@@ -26,7 +26,6 @@ use threshold_core::{Span, Standing};
 use threshold_limiter::journal::{Journal, Kind, Row};
 use threshold_limiter::{Clock as _, SystemClock};
 
-use crate::Report;
 use crate::cli::{BansArgs, BansCommand, HealthArgs, ServerArgs, SubjectArgs};
 pub(crate) use alerts::alerts;
 use api::Unreachable;
@@ -38,6 +37,7 @@ pub(crate) use args::{
     TopArgs, WhyArgs,
 };
 use import::BanFile;
+use threshold_rehearsal::Report;
 
 /// The number of bans in one request: the most that the server answers.
 const PAGE: usize = 10_000;

@@ -18,8 +18,8 @@ use crate::door::{App, Problem};
 use crate::jwt::{self, TokenKeys};
 use crate::serve::Certificates;
 use crate::serve::policy_support;
-use crate::source::{Source, Tenants as TenantNames, changes, joined};
 pub(crate) use tenants::TenantFolder;
+use threshold_rehearsal::source::{Source, Tenants as TenantNames, changes, joined};
 use watch::{Contents, Found, Watch};
 
 /// How often files are checked. A change must be seen twice, so it is in force about a second after it was written.
@@ -322,7 +322,7 @@ pub(crate) fn usable(
             "no-rules: the new policy has no rules and would limit nothing (--allow-empty accepts that)".to_owned();
         return Err(Problem { public: text.clone(), details: text });
     }
-    source.warn_of_zero_limits();
+    policy_support::warn_of_zero_limits(&source);
     let unusable = |error| Problem { public: "the JWT key cannot be used".to_owned(), details: jwt::describe(error) };
     let (policy, keys) = jwt::attach(policy).map_err(unusable)?;
     Ok((policy, keys, source.text))

@@ -36,7 +36,6 @@ use threshold_redis::RedisStore;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::Level;
 
-use crate::Report;
 use crate::cli::ServeArgs;
 use crate::desk::{Desk, JournalLocation, OpenDesk};
 use crate::door::{App, Audience, Bounds, Doors, Hosts};
@@ -48,7 +47,6 @@ use crate::policy_file::PolicyFile;
 use crate::reload::{Reloader, TenantFolder};
 use crate::signals::database::{EventDatabase, Retention};
 use crate::signals::sinks::{Lines, Reach, SinkSettings, Sinks};
-use crate::source::Source;
 pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
 use bounds::{OPERATOR_CONNECTIONS, ServerBounds};
@@ -56,6 +54,8 @@ pub(crate) use connection::{Protocols, Server};
 pub(crate) use connection_watch::ConnectionWatch;
 use running::RunningServers;
 use store::StoreUrl;
+use threshold_rehearsal::Report;
+use threshold_rehearsal::source::Source;
 pub(crate) use tls::Certificates;
 pub(crate) use tokens::{OperatorAccess, Tokens};
 
@@ -90,7 +90,7 @@ pub(crate) fn run_with(
     if let Some(reason) = policy_support::unusable(&policy, args.allow_empty) {
         anyhow::bail!("{}: {reason}", source.name);
     }
-    source.warn_of_zero_limits();
+    policy_support::warn_of_zero_limits(&source);
     warn_of_folders(args, &policy);
     let (mut policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
     let written = policy.clone();
@@ -107,7 +107,7 @@ pub(crate) fn run_with(
     let telemetry = Telemetry::from_environment()?;
     let store = StoreUrl::chosen(args)?;
     if matches!(&store, StoreUrl::Redis(url) if url.is_cluster()) {
-        source.warn_of_ladders_apart();
+        policy_support::warn_of_ladders_apart(&source);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let succeeded = runtime.block_on(async {

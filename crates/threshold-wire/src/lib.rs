@@ -23,6 +23,7 @@
 //! ```
 
 mod answer;
+pub mod envoy;
 mod error;
 #[cfg(feature = "jwt")]
 pub mod jwt;

@@ -15,7 +15,6 @@ use super::App;
 use super::grpc::proto::{Code, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse, Unit};
 use super::grpc::{GrpcCode, GrpcError};
 use crate::desk::new_trace;
-pub(crate) use descriptor::{DOMAIN, ENTRY_KEYS, join_keys};
 use descriptor::{Described, EntryTexts};
 
 /// How much of Envoy's own timeout is left for the network and the answer.

@@ -20,7 +20,7 @@ use super::{ApiError, App, json};
 use crate::policy_file::{PolicyFile, SaveError};
 use crate::serve::ConnectionWatch;
 use crate::signals::draft::{Rehearsed, rehearse};
-use crate::source::{Tenants, changes, joined};
+use threshold_rehearsal::source::{Tenants, changes, joined};
 
 /// The most findings in one answer.
 const MAX_FINDINGS: usize = 100;

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 
 use super::request_line;
-use crate::Report;
 use crate::cli::ExplainArgs;
 use crate::operate::{Api, moment, shown};
+use threshold_rehearsal::Report;
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
     // Not the default address: a policy that was forgotten would look like a server that is down.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{AlertsArgs, AlertsCommand, Api, columns, millis, shown};
-use crate::Report;
+use threshold_rehearsal::Report;
 
 /// How long a test may take: the server waits 10 seconds for each of two requests.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use threshold_core::text::printable;
 
 use super::{Api, DoctorArgs};
-use crate::Report;
 use crate::cli::ServerArgs;
+use threshold_rehearsal::Report;
 
 /// Clocks that are further apart are reported, in milliseconds.
 const MOST_APART: u64 = 2_000;

@@ -9,7 +9,8 @@ use threshold_core::text::printable;
 
 use super::api::Refused;
 use super::{Api, TailArgs, encoded, shown};
-use crate::{Report, print_error};
+use crate::print_error;
+use threshold_rehearsal::Report;
 
 /// The longest line that is read: many times the longest event.
 const MAX_LINE: u64 = 1 << 20;

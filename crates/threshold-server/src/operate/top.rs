@@ -14,7 +14,7 @@ use serde_json::Value;
 use threshold_core::text::printable;
 
 use super::{Api, TopArgs};
-use crate::Report;
+use threshold_rehearsal::Report;
 
 /// How often the figures are read again.
 const INTERVAL: Duration = Duration::from_secs(1);

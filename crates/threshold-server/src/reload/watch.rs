@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use threshold_core::policy::MAX_FILE;
 use threshold_limiter::files::Trust;
 
-use crate::source::read_trusted;
+use threshold_rehearsal::source::read_trusted;
 
 /// Metadata of a file that was modified more recently than this is not trusted: it may be modified again within the resolution
 /// of the file system's timestamps, which is two seconds on FAT.

@@ -5,7 +5,7 @@ use threshold_core::policy::{AlertOn, Policy};
 use super::{Listeners, StoreUrl, Tokens, policy_support};
 use crate::cli::{LogForm, ServeArgs};
 use crate::signals::sinks::{Lines, Sinks};
-use crate::source::Source;
+use threshold_rehearsal::source::Source;
 
 /// A started server.
 pub(super) struct Banner<'a> {

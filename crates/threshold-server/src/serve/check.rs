@@ -10,12 +10,13 @@ use super::{
     Certificates, StoreUrl, Tokens, check_addresses, check_journal_name, check_secrets, events_path, policy_support,
     read_policy, secret, sink_settings, store, unsafe_folders,
 };
-use crate::Report;
-use crate::cli::{Denied, ServeArgs};
+use crate::cli::ServeArgs;
+use crate::log;
 use crate::otlp::Telemetry;
 use crate::reload::TenantFolder;
 use crate::signals::database::EventDatabase;
-use crate::{lint, log};
+use threshold_rehearsal::Report;
+use threshold_rehearsal::lint::{self, Denied};
 
 /// Prints what is wrong, and exits as `lint` does.
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Report> {

@@ -12,7 +12,7 @@ use threshold_limiter::files::Trust;
 use threshold_redis::{RedisOptions, RedisStore, RedisUrl};
 
 use crate::cli::ServeArgs;
-use crate::source::read_trusted;
+use threshold_rehearsal::source::read_trusted;
 
 /// The largest file, in bytes: the certificates of all public authorities together are a quarter of it.
 const MAX_PEM: usize = 1 << 20;

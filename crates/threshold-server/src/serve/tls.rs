@@ -19,7 +19,7 @@ use x509_parser::parse_x509_certificate;
 
 use super::connection::Protocols;
 use crate::door::{Health, Problem};
-use crate::source::read_trusted;
+use threshold_rehearsal::source::read_trusted;
 
 /// The largest file, in bytes: a certificate chain is some kilobytes.
 const MAX_PEM: usize = 1 << 20;

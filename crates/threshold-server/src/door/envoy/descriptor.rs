@@ -6,23 +6,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use threshold_core::Facts;
 use threshold_core::address::parse_address;
 use threshold_core::policy::{DescriptorTarget, EnvoySettings};
+use threshold_wire::envoy::{DOMAIN, ENTRY_KEYS, join_keys};
 
 use crate::door::grpc::proto::{Entry, RateLimitDescriptor};
 
-/// The name of the fact that has the domain.
-pub(crate) const DOMAIN: &str = "domain";
-/// The name of the fact that has the keys of all entries, by which a rule is about descriptors with exactly these.
-pub(crate) const ENTRY_KEYS: &str = "entry_keys";
 /// In place of an empty value of a fact, which a policy would take for none: a client would avoid a rule by it.
 const EMPTY: &str = "(empty)";
 
 /// In place of what is no address.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-
-/// Joins the keys of a descriptor's entries, as the fact `entry_keys` has them.
-pub(crate) fn join_keys<'k>(keys: impl IntoIterator<Item = &'k str>) -> String {
-    keys.into_iter().collect::<Vec<_>>().join(", ")
-}
 
 /// The texts of a descriptor's entries.
 pub(super) struct EntryTexts<'r> {

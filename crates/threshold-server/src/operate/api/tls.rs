@@ -10,7 +10,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{self, RootCertStore};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-use crate::source::read_bytes;
+use threshold_rehearsal::source::read_bytes;
 
 /// The largest file, in bytes: the certificates of all public authorities together are a quarter of it.
 const MAX_PEM: usize = 1 << 20;

@@ -23,7 +23,7 @@ use crate::Report;
 use crate::source::Source;
 use crate::traffic::{Feed, LineCounts};
 
-pub(crate) use args::{LogArgs, ReplayArgs};
+pub use args::{LogArgs, ReplayArgs};
 pub(crate) use report::{grouped, quantile, share};
 pub(crate) use sample::Sample;
 
@@ -34,7 +34,11 @@ use report::Replayed;
 use tally::Tally;
 use zone::Zone;
 
-pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
+/// Decides the requests of logs under a policy.
+///
+/// # Errors
+/// Returns an error if the policy or a log cannot be read.
+pub fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     if args.login {
         return login::run(args);
     }

@@ -9,8 +9,9 @@ use clap::{Args, ValueEnum};
 use crate::Report;
 use crate::source::Source;
 
+/// What `threshold import` is given.
 #[derive(Debug, Args)]
-pub(crate) struct ImportArgs {
+pub struct ImportArgs {
     /// Whose configuration it is
     #[arg(value_enum)]
     pub(crate) origin: Origin,
@@ -26,7 +27,7 @@ pub(crate) enum Origin {
 }
 
 /// Prints the policy. What it cannot express is an error, and nothing is printed.
-pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<Report> {
+pub fn run(args: &ImportArgs) -> anyhow::Result<Report> {
     let sources = args.files.iter().map(|file| Source::read(file)).collect::<anyhow::Result<Vec<_>>>()?;
     let text = match args.origin {
         Origin::EnvoyRatelimit => envoy::import(&sources)?,

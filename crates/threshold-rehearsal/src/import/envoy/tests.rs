@@ -14,8 +14,8 @@ use threshold_core::{Decision, Facts, Timestamp};
 
 use super::file;
 use super::select::{Selection, Work};
-use crate::door::envoy::join_keys;
 use crate::source::Source;
+use threshold_wire::envoy::join_keys;
 
 /// Configurations in the manner of the service's own examples.
 const EXAMPLES: [&str; 11] = [

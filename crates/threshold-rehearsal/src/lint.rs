@@ -3,20 +3,50 @@
 mod coverage;
 mod openapi;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
 
 use threshold_core::policy::{Finding, Policy, Review, Severity};
-use threshold_wire::jwt::{Verifier, read_key_file};
+use threshold_wire::jwt::{KeyError, Verifier, read_key_file};
 
 use crate::Report;
-use crate::cli::{Denied, LintArgs};
-use crate::jwt::describe;
 use crate::source::{Source, Tenants, changes, joined};
 
 /// The most lines of changes.
 const MAX_CHANGES: usize = 30;
 
-pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
+/// What `threshold lint` is given.
+#[derive(Debug, Args)]
+pub struct LintArgs {
+    /// The policy file, or - for standard input
+    pub(crate) policy: PathBuf,
+    /// Exit with 1 if there are warnings
+    #[arg(long, value_enum)]
+    pub(crate) deny: Option<Denied>,
+    /// The policy before the change: list what has changed, and warn of state that a server forgets by it
+    #[arg(long, value_name = "OLD")]
+    pub(crate) against: Option<PathBuf>,
+    /// An access log: warn of its requests that no rule limits; may be repeated
+    #[arg(long, value_name = "LOG")]
+    pub(crate) log: Vec<PathBuf>,
+    /// An OpenAPI document, JSON or YAML: warn of its operations that no rule limits
+    #[arg(long, value_name = "FILE")]
+    pub(crate) openapi: Option<PathBuf>,
+}
+
+/// What makes `threshold lint` fail, besides errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Denied {
+    #[expect(missing_docs, reason = "clap would print it as a help of its own")]
+    Warnings,
+}
+
+/// Reviews a policy, and prints what was found.
+///
+/// # Errors
+/// Returns an error for a file that cannot be read.
+pub fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
     let Review { policy, mut findings, rule_names, .. } = review(&source);
     let mut changed = String::new();
@@ -53,7 +83,8 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
 }
 
 /// Reviews a policy, with the keys of its `[identity.jwt]`.
-pub(crate) fn review(source: &Source) -> Review {
+#[must_use]
+pub fn review(source: &Source) -> Review {
     let mut review = source.review();
     if let Some(policy) = &review.policy {
         let span = review.key_span.clone().unwrap_or(0..0);
@@ -79,6 +110,11 @@ fn keys(policy: &Policy, span: std::ops::Range<usize>) -> Option<Finding> {
     };
     let help = "docs/policy.md says what each algorithm takes".to_owned();
     Some(Finding { severity, code, span, message, help })
+}
+
+/// Formats an error of a key with its cause.
+fn describe(error: KeyError) -> String {
+    format!("{:#}", anyhow::Error::from(error))
 }
 
 /// Lists what differs from the old policy. These are no findings: a change is meant.
@@ -107,7 +143,8 @@ fn forgotten<'f>(
 }
 
 /// Counts the findings, in words.
-pub(crate) fn summary(name: &str, errors: usize, warnings: usize) -> String {
+#[must_use]
+pub fn summary(name: &str, errors: usize, warnings: usize) -> String {
     let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     match (errors, warnings) {
         (0, 0) => format!("{name}: no errors, no warnings\n"),

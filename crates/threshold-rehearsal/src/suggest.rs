@@ -18,8 +18,9 @@ use demand::Demand;
 use endpoints::Endpoints;
 use write::Suggestion;
 
+/// What `threshold suggest` is given.
 #[derive(Debug, Args)]
-pub(crate) struct SuggestArgs {
+pub struct SuggestArgs {
     #[command(flatten)]
     pub(crate) log: LogArgs,
     /// The largest share of addresses that the limits may affect
@@ -27,7 +28,11 @@ pub(crate) struct SuggestArgs {
     pub(crate) touch: f64,
 }
 
-pub(crate) fn run(args: &SuggestArgs) -> anyhow::Result<Report> {
+/// Suggests limits for the requests of logs.
+///
+/// # Errors
+/// Returns an error if a log cannot be read.
+pub fn run(args: &SuggestArgs) -> anyhow::Result<Report> {
     if args.log.logs.iter().any(|log| log == Path::new("-")) {
         bail!("suggest reads its logs twice, which is not possible from standard input: save it to a file first");
     }

@@ -20,8 +20,9 @@ use crate::source::Source;
 
 use shape::Shape;
 
+/// What `threshold export` is given.
 #[derive(Debug, Args)]
-pub(crate) struct ExportArgs {
+pub struct ExportArgs {
     /// For which edge or proxy
     #[arg(value_enum)]
     pub(crate) target: Target,
@@ -57,7 +58,11 @@ pub(crate) enum Target {
     TraefikAuth,
 }
 
-pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Report> {
+/// Writes a policy in the language of another program.
+///
+/// # Errors
+/// Returns an error if the policy cannot be read, or not be expressed there.
+pub fn run(args: &ExportArgs) -> anyhow::Result<Report> {
     args.check()?;
     let source = Source::read(&args.policy)?;
     let policy = source.policy()?;

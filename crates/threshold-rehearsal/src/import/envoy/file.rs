@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_saphyr::{Error, Location, Spanned};
 
 use super::{ImportError, Values};
-use crate::door::envoy::{DOMAIN, ENTRY_KEYS};
+use threshold_wire::envoy::{DOMAIN, ENTRY_KEYS};
 
 /// The most values of a file. The largest known ones have some thousands.
 const MAX_NODES: usize = 1_000_000;

@@ -12,7 +12,8 @@ mod text;
 
 use std::net::IpAddr;
 
-pub(crate) use fields::{Field, Fields};
+pub(crate) use fields::Field;
+pub(crate) use fields::Fields;
 pub(crate) use input::{Line, Lines, open};
 pub(crate) use json::Scalars;
 pub(crate) use moment::{Moment, MomentReader, zone_offset};

@@ -9,8 +9,9 @@ use threshold_core::limit::parse_span;
 use super::zone::Zone;
 use crate::traffic::Fields;
 
+/// What `threshold replay` is given.
 #[derive(Debug, Args)]
-pub(crate) struct ReplayArgs {
+pub struct ReplayArgs {
     /// The policy file, or - for standard input
     pub(crate) policy: PathBuf,
     #[command(flatten)]
@@ -37,12 +38,12 @@ pub(crate) struct ReplayArgs {
 
 /// The logs, and how they are read.
 #[derive(Debug, Args)]
-pub(crate) struct LogArgs {
+pub struct LogArgs {
     /// Access logs, plain, gzip or zstd, or - for standard input; several are merged by time
     #[arg(required = true, value_name = "LOG")]
     pub(crate) logs: Vec<PathBuf>,
     /// The log's field for one of ours, as in ip=client.address; may be repeated
-    #[arg(long = "field", value_name = "NAME=FIELD", value_parser = crate::cli::pair)]
+    #[arg(long = "field", value_name = "NAME=FIELD", value_parser = crate::pair)]
     pub(crate) fields: Vec<(String, String)>,
     /// The log's field for the user; in text logs user, ident or host
     #[arg(long, value_name = "FIELD")]

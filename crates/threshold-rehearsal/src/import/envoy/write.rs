@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::file::{Node, NodeLimit};
 use super::select::{Exception, LAYERS, SelectedRule};
 use super::{Imported, Values};
-use crate::door::envoy::{DOMAIN, ENTRY_KEYS, join_keys};
+use threshold_wire::envoy::{DOMAIN, ENTRY_KEYS, join_keys};
 
 /// Keys whose values are addresses. As facts their values can be matched, and two addresses of one network are two.
 const ADDRESSES: [&str; 2] = ["remote_address", "masked_remote_address"];

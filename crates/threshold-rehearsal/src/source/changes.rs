@@ -9,7 +9,8 @@ const MAX_QUOTED: usize = 64;
 
 /// Whether names of tenants are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tenants {
+pub enum Tenants {
+    /// They are.
     Named,
     /// A policy may declare them secret.
     Unnamed,
@@ -19,7 +20,8 @@ pub(crate) enum Tenants {
 ///
 /// Only figures and settings of rules, tiers, ladders, logins, alerts and memory are quoted: identities, lists and users contain secrets
 /// and names of people.
-pub(crate) fn changes(old: &str, new: &str, tenants: Tenants) -> Vec<String> {
+#[must_use]
+pub fn changes(old: &str, new: &str, tenants: Tenants) -> Vec<String> {
     let (Ok(old), Ok(new)) = (old.parse::<Table>(), new.parse::<Table>()) else { return Vec::new() };
     let mut changes = entries("rule ", &rules(&old), &rules(&new));
     for section in names(&old, &new).into_iter().filter(|section| *section != "rule") {
@@ -44,7 +46,8 @@ pub(crate) fn changes(old: &str, new: &str, tenants: Tenants) -> Vec<String> {
 }
 
 /// Joins the first changes, and says how many there are beside them.
-pub(crate) fn joined(changes: &[String], most: usize, separator: &str) -> String {
+#[must_use]
+pub fn joined(changes: &[String], most: usize, separator: &str) -> String {
     let more = changes.len().saturating_sub(most);
     let more = (more > 0).then(|| format!("{more} more"));
     changes.iter().take(most).cloned().chain(more).collect::<Vec<_>>().join(separator)

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use threshold_core::policy::{Finding, MAX_FILE, Policy, Review, Severity};
 use threshold_limiter::files::{self, Trust};
 
-pub(crate) use changes::{Tenants, changes, joined};
+pub use changes::{Tenants, changes, joined};
 
 /// More findings than these are a flood: the file is probably no policy, or one mistake has many consequences.
 const FLOOD: usize = 20;
@@ -17,19 +17,22 @@ const FLOOD: usize = 20;
 const FLOOD_LINES: usize = 17;
 
 /// The text of a policy, and its file name for messages.
-pub(crate) struct Source {
-    pub(crate) name: String,
-    pub(crate) text: String,
+#[derive(Debug)]
+pub struct Source {
+    /// The name of the file, for messages.
+    pub name: String,
+    /// The text.
+    pub text: String,
 }
 
 impl Source {
     /// Reads a policy file, or standard input for `-`.
-    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
         Self::from_bytes(path, read_bytes(path, MAX_FILE)?)
     }
 
     /// Reads a policy that a server is to decide by: a pipe must not keep it waiting, nor others change the file.
-    pub(crate) fn read_to_serve(path: &Path) -> anyhow::Result<Self> {
+    pub fn read_to_serve(path: &Path) -> anyhow::Result<Self> {
         if path.as_os_str() == "-" {
             return Self::read(path);
         }
@@ -37,53 +40,33 @@ impl Source {
     }
 
     /// Decodes the bytes of a policy file.
-    pub(crate) fn from_bytes(path: &Path, bytes: Vec<u8>) -> anyhow::Result<Self> {
+    pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> anyhow::Result<Self> {
         let name = if path.as_os_str() == "-" { "<stdin>".to_owned() } else { path.display().to_string() };
         Ok(Self { text: text_of(path, bytes)?, name })
     }
 
     /// Reviews the policy: errors and warnings. Variables come from the environment.
-    pub(crate) fn review(&self) -> Review {
+    #[must_use]
+    pub fn review(&self) -> Review {
         Policy::review(&self.text, &|name| std::env::var(name).ok())
     }
 
     /// Parses the policy. All of its errors become one.
-    pub(crate) fn policy(&self) -> anyhow::Result<Policy> {
+    pub fn policy(&self) -> anyhow::Result<Policy> {
         let errors = |errors: Vec<Finding>| anyhow::anyhow!("the policy cannot be used\n{}", self.render(&errors));
         self.policy_or_errors().map_err(errors)
     }
 
     /// Parses the policy, or returns its errors, of which there is at least one.
-    pub(crate) fn policy_or_errors(&self) -> Result<Policy, Vec<Finding>> {
+    pub fn policy_or_errors(&self) -> Result<Policy, Vec<Finding>> {
         let Review { policy, mut findings, .. } = self.review();
         findings.retain(|finding| finding.severity == Severity::Error);
         policy.ok_or(findings)
     }
 
-    /// Logs the limits of 0. A variable that is 0 on this machine was perhaps not set where `lint` ran.
-    pub(crate) fn warn_of_zero_limits(&self) {
-        for finding in self.review().findings.iter().filter(|finding| finding.code == "zero-limit") {
-            let (line, column) = finding.place(&self.text);
-            tracing::warn!(policy = self.name, line, column, reason = finding.message, "limit of 0 means unlimited");
-        }
-    }
-
-    /// Logs the ladders that lie in different partitions, for a store that settles partitions one after another.
-    pub(crate) fn warn_of_ladders_apart(&self) {
-        for finding in self.review().findings.iter().filter(|finding| finding.code == "ladders-apart") {
-            let (line, column) = finding.place(&self.text);
-            tracing::warn!(
-                policy = self.name,
-                line,
-                column,
-                reason = finding.message,
-                "ladders in different partitions"
-            );
-        }
-    }
-
     /// Formats findings with file name, line and column. Of a flood, only the first ones.
-    pub(crate) fn render(&self, findings: &[Finding]) -> String {
+    #[must_use]
+    pub fn render(&self, findings: &[Finding]) -> String {
         let most_lines = if findings.len() > FLOOD { FLOOD_LINES } else { usize::MAX };
         let (mut text, mut lines, mut shown) = (String::new(), 0usize, 0usize);
         for finding in findings {
@@ -110,12 +93,12 @@ impl Source {
 }
 
 /// Reads a text file of a bounded size.
-pub(crate) fn read_text(path: &Path, at_most: usize) -> anyhow::Result<String> {
+pub fn read_text(path: &Path, at_most: usize) -> anyhow::Result<String> {
     text_of(path, read_bytes(path, at_most)?)
 }
 
 /// Reads a file of a bounded size.
-pub(crate) fn read_bytes(path: &Path, at_most: usize) -> anyhow::Result<Vec<u8>> {
+pub fn read_bytes(path: &Path, at_most: usize) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // One byte more than allowed tells a file that is too large from one that just fits.
     let limit = u64::try_from(at_most)?.saturating_add(1);
@@ -129,7 +112,7 @@ pub(crate) fn read_bytes(path: &Path, at_most: usize) -> anyhow::Result<Vec<u8>>
 }
 
 /// Reads a file that a server depends on, which must be what [`Trust`] demands.
-pub(crate) fn read_trusted(path: &Path, trust: Trust, at_most: usize) -> anyhow::Result<Vec<u8>> {
+pub fn read_trusted(path: &Path, trust: Trust, at_most: usize) -> anyhow::Result<Vec<u8>> {
     let bytes = files::read(path, trust, at_most).with_context(|| format!("cannot read {}", path.display()))?;
     bounded(path, bytes, at_most)
 }

@@ -1,16 +1,32 @@
 //! `threshold test`: runs a policy's test cases, in the format of the conformance vectors.
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, bail};
+use clap::Args;
 use threshold_core::case::{CaseFile, LedgerPlayer, Lines, play};
 
 use crate::Report;
-use crate::cli::TestArgs;
 use crate::source::{Source, read_text};
 
 /// The largest file of cases, in bytes.
 const MAX_CASES: usize = 64 << 20;
 
-pub(crate) fn run(args: &TestArgs) -> anyhow::Result<Report> {
+/// What `threshold test` is given.
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// The policy file, or - for standard input
+    pub(crate) policy: PathBuf,
+    /// Files of cases, in the format of docs/cases.md
+    #[arg(required = true)]
+    pub(crate) cases: Vec<PathBuf>,
+}
+
+/// Plays the cases.
+///
+/// # Errors
+/// Returns an error for a policy or a file that cannot be read.
+pub fn run(args: &TestArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
     // An invalid policy fails here once, with line and column, rather than in every case.
     source.policy()?;
