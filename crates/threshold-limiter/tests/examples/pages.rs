@@ -55,9 +55,7 @@ fn pages() -> Vec<String> {
         .into();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
     let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    pages.extend(
-        names.filter(|name| name.ends_with(".md") && !name.starts_with("api-")).map(|name| format!("docs/{name}")),
-    );
+    pages.extend(names.filter(|name| name.ends_with(".md")).map(|name| format!("docs/{name}")));
     pages
 }
 
