@@ -44,7 +44,6 @@
 //! | [`Receipt`] | a signed record of what was charged, which can be refunded |
 //! | [`Reservation`] | charges that are held until they are committed, released or expire |
 //! | [`receipt::Pending`] | charges of a request under way, which its end or its outcome may refund |
-//! | [`Lease`] | a part of a limit that a node has taken in advance, to decide without the store |
 //!
 //! To *bring* a balance or standing is to convert it to the current limit or ladder and the current time before it is used, for
 //! example after a policy change or after the clock was set back.
@@ -91,7 +90,6 @@ pub mod facts;
 pub mod headers;
 pub mod key;
 pub mod ladder;
-pub mod lease;
 pub mod ledger;
 pub mod limit;
 pub mod lockout;
@@ -114,7 +112,6 @@ pub use event::Event;
 pub use facts::Facts;
 pub use key::{Digest, DigestKey, Partition, TraceId};
 pub use ladder::Standing;
-pub use lease::Lease;
 pub use ledger::Ledger;
 pub use limit::Limit;
 pub use plan::{Plan, PlanError};

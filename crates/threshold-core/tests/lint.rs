@@ -453,9 +453,6 @@ fn windows_are_no_shorter_than_the_store_can_promise() {
     check(&format!("{tiers}{by_tier}"), &["not-approximate \"tier\""]);
     let in_flight = "consistency = \"eventual\"\nalgorithm = \"concurrency\"\napproximate = true\nlimit = \"9\"";
     check(&rule("r", "[\"ip\"]", in_flight), &["impossible-limit \"9\""]);
-    check(&with("99/h", "leased"), &["lease-too-small \"99/h\""]);
-    check(&with("100/h", "leased"), &[]);
-    check(&with("9/min", "leased"), &[]);
 }
 
 #[test]

@@ -309,12 +309,6 @@ pub(crate) fn usable(
         // only.
         Problem { public: codes(&errors, &source.text), details }
     })?;
-    if let Some(text) = policy_support::refusal(&policy) {
-        return Err(Problem {
-            public: "a rule requires a consistency that is not supported".to_owned(),
-            details: text,
-        });
-    }
     // A file that was emptied or truncated by mistake is a valid policy without rules. A policy for logins only never had any.
     let loses_rules = policy.rules().is_empty() && !in_force.rules().is_empty();
     if (policy.is_empty() || loses_rules) && !allow_empty {

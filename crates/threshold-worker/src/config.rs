@@ -81,9 +81,6 @@ pub enum ConfigError {
     /// An eventual rule counts by the outcome of requests.
     #[error("the rule \"{0}\" is eventual and has `count`: KV gives nothing back, so every request would count")]
     CountsByOutcome(String),
-    /// A rule is leased.
-    #[error("the rule \"{0}\" has consistency = \"leased\", which a Worker does not support; use \"strong\"")]
-    Leased(String),
     /// The key of tokens cannot be used.
     #[error("[identity.jwt]: {0}")]
     Key(String),
@@ -129,9 +126,6 @@ impl Config {
     /// Fails for the first rule whose binding is missing, and for one that its store cannot keep.
     pub fn check_bindings(&self, env: &Env, policy: &Policy) -> Result<(), ConfigError> {
         for rule in policy.rules() {
-            if rule.consistency == Consistency::Leased {
-                return Err(ConfigError::Leased(rule.name.to_string()));
-            }
             if rule.consistency == Consistency::Eventual {
                 check_namespace(env, rule)?;
                 continue;

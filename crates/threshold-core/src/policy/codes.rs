@@ -214,9 +214,6 @@ codes! {
     Warning "idle-shards": "`shards` on a limit that is not above 500 a second",
         "one object or partition counts such a limit, so it is not split and the key has no effect",
         "leave `shards` out";
-    Warning "lease-too-small": "a leased limit of less than a hundred over more than a minute",
-        "a lease is at most 1 % of such a limit, which is less than one request",
-        "use `consistency = \"strong\"`";
     Warning "login-failure-mode": "a rule for a login path that does not set `on_store_error`",
         "when the store fails, the default decides whether guessing is unlimited or nobody can log in",
         "write `on_store_error = \"closed\"`, or another mode";

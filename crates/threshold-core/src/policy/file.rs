@@ -484,7 +484,7 @@ names!(
 );
 names!(
     /// How exact a distributed store must be.
-    ConsistencyName for super::Consistency { Strong = "strong", Leased = "leased", Eventual = "eventual" }
+    ConsistencyName for super::Consistency { Strong = "strong", Eventual = "eventual" }
 );
 names!(
     /// How to decide when the store fails.

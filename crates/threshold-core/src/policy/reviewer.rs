@@ -55,7 +55,6 @@ pub(super) fn review(
         if rule.mode == Mode::Enforce {
             failure_mode(loader, written, rule);
             burst(loader, written, rule);
-            lease_size(loader, written, rule);
             gives_back(loader, tiers, written, rule);
         }
     }
@@ -207,15 +206,6 @@ fn gives_back(loader: &mut Loader<'_>, tiers: &Tiers, written: &RuleFile, rule: 
         );
         let help = "write algorithm = \"sliding-window\", which gives back exactly";
         loader.warning("bucket-gives-back", written.name.span.clone(), message, help);
-    }
-}
-
-/// Warns about limits of which nothing can be leased.
-fn lease_size(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
-    let Some((text, limit)) = written.limit.as_ref().zip(plain_limit(rule)) else { return };
-    if rule.consistency == Consistency::Leased && limit.period() > Span::MINUTE && limit.quota() < 100 {
-        let message = format!("1 % of {} is less than one request, so nothing can be leased", limit.quota());
-        loader.warning("lease-too-small", text.span.clone(), message, "use consistency = \"strong\"");
     }
 }
 

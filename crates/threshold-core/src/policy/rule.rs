@@ -66,8 +66,6 @@ pub enum Consistency {
     /// Exact.
     #[default]
     Strong,
-    /// Decided locally, from a part of the limit that was leased in advance.
-    Leased,
     /// Approximate.
     Eventual,
 }

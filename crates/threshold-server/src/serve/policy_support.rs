@@ -22,22 +22,8 @@ pub(crate) fn warn_of_ladders_apart(source: &Source) {
 
 /// Returns why a server does not start with a policy that has no errors.
 pub(crate) fn unusable(policy: &Policy, allow_empty: bool) -> Option<String> {
-    if policy.is_empty() && !allow_empty {
-        return Some(
-            "the policy has no rules and no [login], so it limits nothing; --allow-empty accepts that".to_owned(),
-        );
-    }
-    refusal(policy)
-}
-
-/// Returns why a policy cannot be loaded: a rule requires a consistency that the store does not have.
-pub(crate) fn refusal(policy: &Policy) -> Option<String> {
-    // Refused and not ignored: an operator who asks for leases expects a bound that this store would not keep.
-    let leased = policy.rules().iter().find(|rule| rule.consistency == Consistency::Leased)?;
-    Some(format!(
-        "rule \"{}\" has consistency = \"leased\", which this version does not support; use \"strong\"",
-        leased.name
-    ))
+    let text = "the policy has no rules and no [login], so it limits nothing; --allow-empty accepts that";
+    (policy.is_empty() && !allow_empty).then(|| text.to_owned())
 }
 
 /// Returns a note for the banner if rules allow less exactness than the store in memory has.

@@ -25,11 +25,9 @@ const EXCEPTIONS: [(&str, &str); 7] = [
 ];
 
 /// Keys with a value that is refused at the start.
-const REFUSED: [(&str, &str); 5] = [
+const REFUSED: [(&str, &str); 4] = [
     // A rule has either a limit or `deny = true`.
     ("rule.deny", "false"),
-    // Not supported yet.
-    ("rule.consistency", "leased"),
     // Only `per = []` may have this layer.
     ("rule.layer", "global"),
     // Concurrency has no period, and all others have one.

@@ -277,7 +277,7 @@ fn an_invalid_policy_is_an_error_at_the_start() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("/no/such/policy.toml"));
 }
 
-/// An unsupported consistency is refused at the start, and on a reload the old policy stays.
+/// A reserved consistency is refused at the start, and on a reload the old policy stays.
 #[test]
 fn a_policy_with_leased_rules_is_refused() {
     let leased = POLICY.replacen("limit = ", "consistency = \"leased\"\nlimit = ", 1);
@@ -285,7 +285,10 @@ fn a_policy_with_leased_rules_is_refused() {
     let output = Start { policy: Some(file.path()), ..Start::default() }.command().output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.contains("consistency = \"leased\"") && error.contains("strong"), "{error}");
+    assert!(
+        error.contains("p.toml:") && error.contains("unknown value \"leased\"") && error.contains("strong"),
+        "{error}"
+    );
     let (server, file) = Server::with(POLICY);
     std::fs::write(file.path(), leased).unwrap();
     assert!(server.wait_for_log("policy not reloaded").contains("leased"));

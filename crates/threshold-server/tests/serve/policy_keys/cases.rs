@@ -287,7 +287,7 @@ fn elsewhere() -> Vec<Case> {
             "rule.consistency",
             // Lint refuses other algorithms on an eventual rule.
             format!("{BY_USER}algorithm = \"fixed-window\"\n@\n"),
-            &["consistency = \"strong\"", "consistency = \"leased\"", "consistency = \"eventual\""],
+            &["consistency = \"strong\"", "consistency = \"eventual\""],
         ),
         at_start("rule.approximate", format!("{BY_USER}@\n"), &["approximate = false", "approximate = true"]),
         logged(
