@@ -1,4 +1,4 @@
-//! Prefetching memory.
+//! Prefetches memory: asks the processor for a value before it is used.
 
 /// Prefetches the cache line of a value, so that work until its first use overlaps with the memory latency. Does nothing on
 /// processors whose prefetch instruction has no safe function.

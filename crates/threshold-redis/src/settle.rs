@@ -1,4 +1,4 @@
-//! The usual decision, in one round trip, or two for a subject with strikes: `settle.lua` fits and adds, and core computes the answer
+//! The usual decision, in one round trip, or two for a subject with strikes. `settle.lua` fits and adds, and core computes the answer
 //! from what the script found.
 
 use std::sync::{Arc, LazyLock};

@@ -1,5 +1,7 @@
-//! Tries a policy before it decides anything: on access logs ([`replay`], [`suggest`]), on cases ([`cases`]), for mistakes ([`lint`]), and in the languages of other
-//! rate limiters ([`export`], [`import`]). It touches no server, and has no runtime.
+//! Tries a policy before it decides anything: on logs and cases, for mistakes, and in the languages of other rate limiters.
+//!
+//! [`replay`] and [`suggest`] read access logs, [`cases`] plays cases, [`lint`] finds mistakes, and [`export`] and [`import`] translate. It
+//! touches no server, and has no runtime.
 
 pub mod cases;
 pub mod export;

@@ -1,4 +1,4 @@
-//! The program `threshold`.
+//! The program `threshold`: runs the subcommand of its command line, and prints its report.
 
 mod backup;
 mod cli;

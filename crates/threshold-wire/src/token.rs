@@ -1,4 +1,4 @@
-//! Bearer tokens (JWT) for a host that has cryptography of its own, such as that of a browser: everything but the signature is
+//! Bearer tokens (JWT) for a host that has cryptography of its own, such as that of a browser. Everything but the signature is
 //! checked here, as `[identity.jwt]` of a policy demands.
 
 use std::collections::BTreeMap;

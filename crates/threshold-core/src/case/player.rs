@@ -1,4 +1,4 @@
-//! Plays cases on a self.ledger. On core's own ledger it is the oracle that every store and door is compared with.
+//! Plays cases on a ledger. On core's own ledger it is the oracle that every store and door is compared with.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Events as JSON.
+//! Writes events as JSON, and parses them.
 
 use serde_json::{Map, Value, json};
 

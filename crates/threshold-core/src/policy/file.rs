@@ -1,5 +1,5 @@
-//! The policy file as written: the types that TOML is read into, that [`PolicyBuilder`](super::PolicyBuilder) fills, and
-//! that the editors' schema is generated from.
+//! The policy file as written: the types that TOML is read into, that `PolicyBuilder` fills, and that the editors' schema is
+//! generated from.
 
 mod print;
 #[cfg(feature = "toml")]

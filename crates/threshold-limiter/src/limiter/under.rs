@@ -1,4 +1,4 @@
-//! Decisions under a policy that the caller holds: the caller can then look up the rules that decided, and decide a list of
+//! Decisions under a policy that the caller holds. The caller can then look up the rules that decided, and decide a list of
 //! requests under one policy, even if another policy comes into force meanwhile.
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Parses JSON lines. Fields are found by name at any depth, and strings are borrowed unless they are escaped.
+//! Parses access logs as lines of JSON. Fields are found by name at any depth, and strings are borrowed unless they are escaped.
 
 use std::borrow::Cow;
 use std::fmt;

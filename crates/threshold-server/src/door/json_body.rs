@@ -1,4 +1,4 @@
-//! The body of a caller's request. It is read only after the token, the content type and the declared size were checked.
+//! Reads the body of a call, after its token, its content type and its declared size were checked.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `/v1/session`: signing in to the dashboard.
+//! `/v1/session`: signing in to the dashboard, by a cookie.
 //!
 //! An operator's token is exchanged for a cookie that scripts cannot read, and that browsers send from pages of this server only. A
 //! request with the cookie is treated as one with the token, so that no call knows of sessions.

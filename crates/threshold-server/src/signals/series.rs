@@ -1,5 +1,6 @@
-//! Series for charts: what was decided in each second of the last five minutes, each ten seconds of the last hour, and each five
-//! minutes of the last day. Memory is bounded, whatever the load.
+//! Series for charts: what was decided over five minutes, an hour and a day.
+//!
+//! A point is a second, ten seconds or five minutes. Memory is bounded, whatever the load.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Sinks: where events and alerts go besides the database and the log. Each has a thread of its own and a bounded queue, so that a
-//! slow one delays neither decisions nor other sinks.
+//! Sinks: the receivers of events and alerts, besides the database and the log. Each has a thread of its own and a bounded queue, so
+//! that a slow one delays neither decisions nor other sinks.
 
 mod body;
 mod guard;

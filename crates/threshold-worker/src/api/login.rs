@@ -1,4 +1,6 @@
-//! Login calls. The token of an attempt also names the objects that it was counted in: the result may reach another isolate, which has
+//! `/v1/login/attempt` and `/v1/login/result` of a Worker.
+//!
+//! The token of an attempt also names the objects that it was counted in: the result may reach another isolate, which has
 //! never seen the account and cannot find its object by the digest alone.
 
 use serde_json::Value;

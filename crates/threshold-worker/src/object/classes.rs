@@ -1,4 +1,4 @@
-//! The classes of objects. A deployment names them, and an object of one class cannot be read as another. All do the same.
+//! The classes of Durable Objects. A deployment names them, and an object of one class cannot be read as another. All do the same.
 
 #![expect(missing_docs, reason = "the macro of the `worker` crate writes methods without documentation")]
 
