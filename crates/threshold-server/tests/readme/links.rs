@@ -158,15 +158,3 @@ fn files_that_pages_name_exist() {
     assert!(missing.is_empty(), "files that do not exist:\n{}", missing.join("\n"));
     assert!(count > 100, "only {count} paths");
 }
-
-/// A newcomer finds the file to begin with for the changes that are made most. The links themselves are tested above.
-#[test]
-fn architecture_says_where_to_begin() {
-    let page = read("ARCHITECTURE.md");
-    let (_, table) = page.split_once("## Where to change what\n").unwrap();
-    for change in ["an algorithm", "a response header", "a rung", "a store", "a door", "an endpoint", "a metric"] {
-        let row = table.lines().find(|line| line.starts_with(&format!("| {change}")));
-        let begin = row.and_then(|row| row.split(" | ").nth(1)).unwrap_or_default();
-        assert!(begin.contains("](crates/"), "ARCHITECTURE.md does not say where to begin with {change}");
-    }
-}

@@ -8,6 +8,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
+mod architecture;
 mod console;
 mod links;
 mod runbooks;
