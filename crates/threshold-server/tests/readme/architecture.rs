@@ -1,4 +1,4 @@
-//! Checks `ARCHITECTURE.md`: its length, its tables of changes and of crates, and its list of files, which it also generates.
+//! Checks `ARCHITECTURE.md`: its length, its tables and drawings, and its list of files, which it also generates.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -120,6 +120,26 @@ fn architecture_says_where_to_begin() {
     ] {
         assert!(rows.iter().any(|row| row.starts_with(&format!("| {change}"))), "where to begin with {change}?");
     }
+}
+
+/// The drawings name files as a reader searches for them, by the end of their paths.
+#[test]
+fn architecture_draws_files_that_exist() {
+    let page = read("ARCHITECTURE.md");
+    let mut folders: Vec<_> = crates().iter().map(|krate| root().join(krate).join("src")).collect();
+    let mut known = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() { folders.push(path) } else { known.push(path) }
+        }
+    }
+    let drawings = parts(&page).0.split("```").skip(1).step_by(2);
+    let words = drawings.flat_map(|drawing| drawing.split(|c: char| c.is_whitespace() || ",:;()".contains(c)));
+    let named: BTreeSet<_> = words.filter(|word| word.ends_with(".rs")).collect();
+    assert!(named.len() > 30, "only {} files are drawn", named.len());
+    // Whole components are compared, so that `store.rs` is not the end of `async_store.rs`.
+    let missing: Vec<_> = named.iter().filter(|name| !known.iter().any(|path| path.ends_with(name))).collect();
+    assert!(missing.is_empty(), "the drawings name files that do not exist: {missing:?}");
 }
 
 /// The table of crates says what each depends on, and every arrow of it is one of Cargo's.
