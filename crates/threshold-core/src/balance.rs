@@ -6,6 +6,7 @@ mod small;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::TraceId;
 use crate::limit::{Limit, Look, Mark, State};
+use crate::receipt::History;
 use crate::time::Timestamp;
 
 pub(crate) use script::{RECORDED, Shaped};
@@ -31,6 +32,8 @@ pub struct Checked {
     pub mark: Option<Mark>,
     /// Whether the balance must be saved. A denial usually changes nothing.
     pub changed: bool,
+    /// The history of its partition. It is not sent.
+    pub history: History,
 }
 
 impl Balance {
@@ -137,7 +140,7 @@ impl Balance {
         let (look, brought) = self.look(limit, cost, now);
         // A cost of 0 must not create a record, or looking at keys would fill a store.
         let mark = (look.allowed && cost > 0).then(|| self.charge(limit, cost, now, id));
-        Checked { look, mark, changed: brought || mark.is_some() }
+        Checked { look, mark, changed: brought || mark.is_some(), history: History::default() }
     }
 
     /// Charges, whether or not it fits. The balance must have been brought to `now`.

@@ -254,7 +254,8 @@ pub enum Answer {
     Done,
     /// Whether the receipt was refunded, or the login attempt withdrawn, for the first time.
     Refunded {
-        /// `false` where it was refunded before, belongs to a reservation, or is a login attempt that has ended.
+        /// `false` where it was refunded before, belongs to a reservation, counts no longer or was lost, or is a login attempt that has
+        /// ended.
         first: bool,
     },
     /// The receipt of the new charges.

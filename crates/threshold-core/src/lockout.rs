@@ -24,7 +24,7 @@ use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_
 use crate::key::{AddressGroup, Anchors, Digest, DigestKey, Domain, Part, TraceId};
 use crate::limit::{Limit, Mark, SlidingLog};
 use crate::policy::OnStoreError;
-use crate::receipt::Receipt;
+use crate::receipt::{History, Receipt};
 use crate::secret::{Purpose, Secret, Secrets};
 use crate::time::{Span, Timestamp};
 
@@ -164,6 +164,8 @@ pub struct Attempt {
     pub(crate) at: Timestamp,
     /// When the address was charged, by the clock of its own partition of the store.
     pub(crate) address_at: Timestamp,
+    /// The history of that partition.
+    address_history: History,
 }
 
 impl Attempt {
@@ -242,6 +244,7 @@ impl Login {
             device,
             at: now,
             address_at: now,
+            address_history: History::default(),
         })
     }
 
@@ -297,15 +300,20 @@ impl Attempt {
     #[must_use]
     pub fn with_address(mut self, address: Digest, charged: &Checked) -> Self {
         let at = charged.mark.map_or(self.at, |mark| mark.part);
-        (self.address, self.address_at) = (Some(address), at);
+        (self.address, self.address_at, self.address_history) = (Some(address), at, charged.history);
         self
+    }
+
+    /// Sets the history of the partition that its address was charged in.
+    pub fn set_history(&mut self, history: History) {
+        self.address_history = history;
     }
 
     /// Takes the address out, and returns the receipt that gives its charge back.
     pub fn take_address(&mut self, login: &Login) -> Option<Receipt> {
         let (mark, limit) = (Mark::new(self.address_at, 1), Limit::from(login.ip));
         let address = self.address.take()?;
-        Some(Receipt::of_charge(self.id, address, &limit, mark, self.address_at))
+        Some(Receipt::of_charge(self.id, address, &limit, (mark, self.address_history), self.address_at))
     }
 
     /// Gives its charge back to the balance of its address.
@@ -335,6 +343,7 @@ impl Attempt {
         out.number(self.device);
         out.number(self.at.micros());
         out.number(self.address_at.micros());
+        self.address_history.write_after(History::default(), out);
     }
 
     /// Verifies and parses a token.
@@ -363,6 +372,7 @@ impl Attempt {
         let factor = Factor(u32::try_from(from.number()?).map_err(|_| WRONG)?);
         let device = from.number()?;
         let (at, address_at) = (Timestamp::from_micros(from.number()?), Timestamp::from_micros(from.number()?));
-        Ok(Self { id, account, address, folded, factor, device, at, address_at })
+        let address_history = History::read_after(History::default(), from)?;
+        Ok(Self { id, account, address, folded, factor, device, at, address_at, address_history })
     }
 }

@@ -241,9 +241,8 @@ impl Receipt {
 
     /// Returns the receipt of one charge on one key, to give it back later.
     #[must_use]
-    pub fn of_charge(id: TraceId, key: Digest, limit: &Limit, mark: Mark, at: Timestamp) -> Self {
-        let unit = CostTag::REQUESTS;
-        let (history, counts_until) = (History::default(), Timestamp::MAX);
+    pub fn of_charge(id: TraceId, key: Digest, limit: &Limit, (mark, history): (Mark, History), at: Timestamp) -> Self {
+        let (unit, counts_until) = (CostTag::REQUESTS, Timestamp::MAX);
         let charged = Charged { key, at, history, rule: 0, limit: *limit, unit, mark, counts_until };
         Self { id, generation: 0, at, charged: Charges::from_iter([charged]) }
     }
@@ -277,6 +276,17 @@ impl Receipt {
     /// Returns the charged keys, each with its limit.
     pub fn charges(&self) -> impl Iterator<Item = (Digest, Limit)> {
         self.charged.iter().map(|charged| (charged.key, charged.limit))
+    }
+
+    /// Returns the connections over which this node has heard of these charges; none of a receipt that was read from bytes.
+    pub fn heard_over(&self) -> impl Iterator<Item = u64> {
+        self.charged.iter().map(|charged| charged.history.connection()).filter(|connection| *connection != 0)
+    }
+
+    /// Returns whether a partition that has the `present` history has lost all of these charges.
+    #[must_use]
+    pub fn is_lost_in(&self, present: History) -> bool {
+        !self.charged.iter().any(|charged| charged.history.counts_in(present))
     }
 
     /// Returns when a refund stops having any effect, so that a store may forget it.

@@ -8,7 +8,7 @@ local function give_back(bytes, changes, at, history)
   local as_of = read('>I8', changes, at + 1)
   local then_ = as_of > 0 and math.min(as_of, now) or now
   local own_history, shape = sub(changes, at + 9, at + 16), byte(changes, at + 18)
-  local is_lost = own_history ~= history and own_history ~= '\0\0\0\0\0\0\0\0'
+  local is_lost = own_history ~= history or own_history == '\0\0\0\0\0\0\0\0'
   at = at + 19
   local own_shape = shape
   if bytes then

@@ -14,6 +14,7 @@ use rand::RngExt as _;
 use threshold_core::command::{Answer, Command, execute};
 use threshold_core::key::Partition;
 use threshold_core::limit::Algorithm;
+use threshold_core::lockout::AttemptOutcome;
 use threshold_core::receipt::{History, charge_to_script};
 use threshold_core::{Digest, Outcome, OwnedBill, Reservation, Timestamp, TraceId};
 use tokio::sync::oneshot;
@@ -21,9 +22,9 @@ use tokio::sync::oneshot;
 use super::copies::{Addition, Change, Copies, CopyError, Expiry, waits_for_expiry};
 use super::keys::{self, RecordKey, RecordKind};
 use super::listed;
-use super::reply::{self, Done, Swapped};
-use super::server::{CallError, Latest, Server, ServerScript};
-use super::servers::Servers;
+use super::reply::{self, Done, Head, Swapped};
+use super::server::{CallError, Latest, ScriptCall, ServerScript};
+use super::servers::{Replied, Servers};
 use super::sweep::{self, Sweeps};
 use threshold_limiter::store::partitioned::PartitionError;
 use threshold_limiter::store::{StoreError, StoreErrorKind};
@@ -175,7 +176,8 @@ impl Batches {
         place: Partition,
         commands: &[(Command, Latest)],
     ) -> Vec<Result<Answer, PartitionError>> {
-        let mut answers: Vec<Option<Result<Answer, PartitionError>>> = commands.iter().map(|_| None).collect();
+        let mut answers: Vec<Option<Result<Answer, PartitionError>>> =
+            commands.iter().map(|(command, _)| self.stays(place, command).then_some(Ok(Answer::Done))).collect();
         loop {
             let left: Vec<usize> =
                 (0..commands.len()).filter(|at| answers.get(*at).is_some_and(Option::is_none)).collect();
@@ -210,6 +212,17 @@ impl Batches {
         }
     }
 
+    /// Returns whether charges stay that are to be given back, because nobody knows whether the server still has them.
+    fn stays(&self, place: Partition, command: &Command) -> bool {
+        let stays = is_cut_off(command, self.servers.connection_at(&keys::head(place)));
+        if stays {
+            let what =
+                "the connection broke before a charge was given back, which stays until its window ends or refills";
+            self.servers.errors().count(StoreErrorKind::Connection, what);
+        }
+        stays
+    }
+
     /// Carries out one command, and waits while its slot is moved.
     async fn run_alone(
         self: &Arc<Self>,
@@ -220,6 +233,9 @@ impl Batches {
         for _ in 0..MAX_MOVING {
             if matches!(latest, Latest::At(end) if end <= Instant::now()) {
                 return Err(StoreError::Unavailable.into());
+            }
+            if self.stays(place, command) {
+                return Ok(Answer::Done);
             }
             match self.run_batch(place, &[command], latest).await {
                 // A bill is settled key by key instead.
@@ -242,6 +258,8 @@ impl Batches {
     ) -> Result<Vec<Option<Result<Answer, PartitionError>>>, PartitionError> {
         let servers = &self.servers;
         let mut copies = Copies::new(place, servers.errors().clone());
+        // Over the connection that has told of what they give back, or not at all.
+        let over = commands.iter().find_map(|command| heard_over(command));
         let all_named =
             || commands.iter().flat_map(|command| named(command, place, servers)).collect::<BTreeSet<RecordKey>>();
         let (mut missing, mut now) = (all_named(), None);
@@ -276,10 +294,12 @@ impl Batches {
             if !missing.is_empty() {
                 continue;
             }
-            match swap(servers, &mut copies, latest).await? {
+            match swap(servers, &mut copies, latest, over).await? {
                 // Only now: an answer must not promise what was not written.
                 Written::All(history) => {
-                    answers.iter_mut().flatten().for_each(|answer| set_history(answer, history));
+                    for (command, answer) in commands.iter().zip(&mut answers) {
+                        set_history(command, answer, history);
+                    }
                     let answers = answers.into_iter().map(|answer| answer.map(|answer| answer.map_err(Into::into)));
                     return Ok(answers.collect());
                 }
@@ -291,10 +311,28 @@ impl Batches {
     }
 }
 
-fn set_history(answer: &mut Result<Answer, StoreError>, history: History) {
-    if let Ok(Answer::Settled(outcome)) = answer {
-        outcome.set_history(history);
+/// Tells an answer in which history of the partition its command was executed.
+fn set_history(command: &Command, answer: &mut Option<Result<Answer, StoreError>>, history: History) {
+    match (command, answer) {
+        (_, Some(Ok(Answer::Settled(outcome)))) => outcome.set_history(history),
+        (_, Some(Ok(Answer::Limited { checked, .. }))) => checked.history = history,
+        (_, Some(Ok(Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), .. }))) => {
+            attempt.set_history(history);
+        }
+        // The script has given nothing back.
+        (Command::Refund(receipt), Some(Ok(Answer::Refunded { first }))) => *first &= !receipt.is_lost_in(history),
+        _ => {}
     }
+}
+
+/// Returns the connection over which this node has heard of charges that are given back.
+fn heard_over(command: &Command) -> Option<u64> {
+    if let Command::GiveBack { receipt, .. } = command { receipt.heard_over().next() } else { None }
+}
+
+/// Returns whether charges that are given back were heard of over a connection that is gone. The server may have lost them since.
+fn is_cut_off(command: &Command, connection: Option<u64>) -> bool {
+    matches!(command, Command::GiveBack { receipt, .. } if receipt.heard_over().any(|own| Some(own) != connection))
 }
 
 /// Returns the earlier of two moments.
@@ -473,10 +511,18 @@ async fn load(servers: &Servers, copies: &mut Copies, keys: &BTreeSet<RecordKey>
             for key in keys {
                 now = load_call(servers, copies, &[key], false).await?.max(now);
             }
+            copies.load_head(load_head(servers, &[keys::head(copies.place())]).await?);
             Ok(now)
         }
         loaded => loaded,
     }
+}
+
+/// Loads the head of a partition alone.
+pub(super) async fn load_head(servers: &Servers, name: &[String]) -> Result<Head, CallError> {
+    let replied = servers.run_until(&LOAD, name, &[], Latest::Untold).await?;
+    let loaded = servers.errors().parsed("load.lua", reply::loaded(replied.value, true));
+    Ok(loaded.map_err(|_| CallError::Unknown)?.head)
 }
 
 async fn load_call(
@@ -508,7 +554,12 @@ enum Written {
 }
 
 /// Writes the changes, unless another node has changed one of the records that they depend on.
-async fn swap(servers: &Servers, copies: &mut Copies, latest: Latest) -> Result<Written, PartitionError> {
+async fn swap(
+    servers: &Servers,
+    copies: &mut Copies,
+    latest: Latest,
+    over: Option<u64>,
+) -> Result<Written, PartitionError> {
     let changes = copies.changes();
     if changes.is_empty() && copies.added().is_empty() {
         return Ok(Written::All(copies.head().history));
@@ -517,19 +568,22 @@ async fn swap(servers: &Servers, copies: &mut Copies, latest: Latest) -> Result<
     let mut write = Swap::new(copies.place(), &changes);
     write.compare(&copies.reservations_read());
     write.add(copies.added());
-    let (swapped, server) = match write.send(servers, latest).await {
+    let (mut swapped, replied) = match write.send(servers, latest, over).await {
         // While a slot is moved, only calls with one key are executed.
         Err(CallError::Moving) if write.has_one_key() => {
             write.has_head = false;
-            write.send(servers, latest).await?
+            write.send(servers, latest, over).await?
         }
         answered => answered?,
     };
-    servers.heard(&server, swapped.now);
+    servers.heard(&replied.server, swapped.now);
+    if !write.has_head {
+        swapped.history = copies.head().history;
+    }
     match swapped.done {
         Done::All => {
             listed::add(servers, listed);
-            Ok(Written::All(swapped.history))
+            Ok(Written::All(swapped.history.heard_over(replied.connection)))
         }
         Done::Changed => {
             // The script has returned what it found, so nothing has to be loaded again.
@@ -605,7 +659,12 @@ impl Swap {
         keys == 1 && self.indexes.is_empty()
     }
 
-    async fn send(&self, servers: &Servers, latest: Latest) -> Result<(Swapped, Arc<Server>), CallError> {
+    async fn send(
+        &self,
+        servers: &Servers,
+        latest: Latest,
+        over: Option<u64>,
+    ) -> Result<(Swapped, Replied), CallError> {
         let added = self.added.iter().map(|(key, _)| key);
         let mut names: Vec<String> =
             self.records.iter().chain(added).chain(&self.deleted).map(RecordKey::name).collect();
@@ -624,10 +683,11 @@ impl Swap {
             names.push(keys::expiring(self.place));
             args.extend(index.iter().cloned());
         }
-        let replied = servers.run_until(&SWAP, &names, &args, latest).await?;
+        let call = ScriptCall { script: &SWAP, keys: &names, args: &args, latest, over };
+        let mut replied = servers.run_script(call).await?;
         // A reply that cannot be read says nothing about what was written.
-        let parsed = servers.errors().parsed("swap.lua", reply::swapped(replied.value));
-        Ok((parsed.map_err(|_| CallError::Unknown)?, replied.server))
+        let parsed = servers.errors().parsed("swap.lua", reply::swapped(std::mem::take(&mut replied.value)));
+        Ok((parsed.map_err(|_| CallError::Unknown)?, replied))
     }
 }
 

@@ -133,7 +133,7 @@ impl Cluster {
                 return Err(CallError::NotExecuted);
             };
             let error = match current.call(call, is_asking).await {
-                Ok(value) => return Ok(Replied { value, server: current }),
+                Ok((value, connection)) => return Ok(Replied { value, server: current, connection }),
                 Err(error) => error,
             };
             let (current, error) = refused.insert((current, error));
@@ -295,7 +295,7 @@ impl Cluster {
         let mut ask = Cmd::new();
         ask.arg("CLUSTER").arg("SLOTS");
         // Awaited by `call` only for a server that was never connected.
-        let reply = server.call(Call::Command(&ask), false).await?;
+        let (reply, _) = server.call(Call::Command(&ask), false).await?;
         let ranges = parse(reply, &server).ok_or((ErrorKind::Parse, "CLUSTER SLOTS was answered in an unknown way"))?;
         if ranges.is_empty() {
             return Err((ErrorKind::Client, "the server is a node of a Cluster without slots").into());

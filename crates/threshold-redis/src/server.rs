@@ -1,6 +1,7 @@
 //! One Redis server: a connection that is shared by all callers and restored when it breaks, and scripts on it.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,9 @@ use threshold_limiter::store::{StoreError, StoreErrorKind};
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The longest pause between two attempts: exactness returns within 5 seconds of the server's return.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The number of connections that were made so far. They are numbered over all servers, so that a charge can be traced to its own.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Why a server did not do what it was asked for.
 #[derive(Debug, Clone, Copy)]
@@ -55,8 +59,19 @@ impl From<CallError> for PartitionError {
 /// A call that a server executes in one step.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Call<'c> {
-    Script { script: &'c ServerScript, keys: &'c [String], args: &'c [Vec<u8>], latest: Latest },
+    Script(ScriptCall<'c>),
     Command(&'c Cmd),
+}
+
+/// A script with its arguments.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ScriptCall<'c> {
+    pub(super) script: &'c ServerScript,
+    pub(super) keys: &'c [String],
+    pub(super) args: &'c [Vec<u8>],
+    pub(super) latest: Latest,
+    /// The only connection over which it may be sent, if not every one will do.
+    pub(super) over: Option<u64>,
 }
 
 /// Until when a script may be executed. It is told so by its last argument, in the time of its server, and changes nothing afterwards.
@@ -101,7 +116,7 @@ pub(super) struct Server {
 #[derive(Default)]
 struct Link {
     connection: Option<MultiplexedConnection>,
-    /// Counts connections, so that a broken one is not mistaken for its successor.
+    /// The number of the connection, so that a broken one is not mistaken for its successor; 0 before the first.
     generation: u64,
     is_connecting: bool,
     /// Counts replies, errors included.
@@ -121,7 +136,7 @@ impl Server {
     /// Connects for the first time.
     pub(super) async fn connect(connector: Connector, slow: Duration) -> Result<Arc<Self>, ConnectError> {
         let connection = connector.open().await?;
-        let link = Link { connection: Some(connection), ..Link::default() };
+        let link = Link { connection: Some(connection), generation: next_connection(), ..Link::default() };
         Ok(Arc::new(Self::new(connector, link, slow)))
     }
 
@@ -166,20 +181,21 @@ impl Server {
 
     /// Makes a call. A script is sent again only if the server did not have it, so it is executed at most once. A call for a slot
     /// that is being moved to this server `is_asking`.
-    pub(super) async fn call(self: &Arc<Self>, call: Call<'_>, is_asking: bool) -> Result<Value, RedisError> {
-        let (script, keys, args, latest) = match call {
-            Call::Command(command) => return self.send_to_moving(command, is_asking).await,
-            Call::Script { script, keys, args, latest } => (script, keys, args, latest),
+    /// Returns the number of the connection, too.
+    pub(super) async fn call(self: &Arc<Self>, call: Call<'_>, is_asking: bool) -> Result<(Value, u64), RedisError> {
+        let ScriptCall { script, keys, args, latest, over } = match call {
+            Call::Command(command) => return self.send_to_moving(command, is_asking, None).await,
+            Call::Script(call) => call,
         };
         let run = self.evaluation("EVALSHA", &script.hash, (keys, args), latest);
-        match self.send_to_moving(&run, is_asking).await {
+        match self.send_to_moving(&run, is_asking, over).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {}
             answered => return answered,
         }
         // The first call was not executed, so this one does not repeat it. It takes the script with it and leaves it on the server:
         // a script that is only loaded may be flushed again before it is called.
         let run = self.evaluation("EVAL", script.text, (keys, args), latest);
-        self.send_to_moving(&run, is_asking).await
+        self.send_to_moving(&run, is_asking, over).await
     }
 
     /// Returns the command that runs a script, in memory that has its size from the beginning.
@@ -204,32 +220,46 @@ impl Server {
         }
     }
 
-    async fn send_to_moving(self: &Arc<Self>, command: &Cmd, is_asking: bool) -> Result<Value, RedisError> {
+    async fn send_to_moving(
+        self: &Arc<Self>,
+        command: &Cmd,
+        is_asking: bool,
+        over: Option<u64>,
+    ) -> Result<(Value, u64), RedisError> {
         if !is_asking {
-            return self.send(command).await;
+            return self.send_over(command, over).await;
         }
         // In one write, so that no other call comes between the two.
         let mut both = Pipeline::new();
         both.cmd("ASKING").add_command(command.clone());
-        let values =
-            self.exchange(|mut connection| async move { connection.send_packed_commands(&both, 0, both.len()).await });
+        let send = |mut connection: MultiplexedConnection| async move {
+            connection.send_packed_commands(&both, 0, both.len()).await
+        };
         // Boxed, as other rare steps, so that the future of every call has no room for it.
-        let mut values = Box::pin(values).await?.into_iter();
-        let _ = values.next();
-        values.next().unwrap_or_default().extract_error()
+        let (values, connection) = Box::pin(self.exchange(over, send)).await?;
+        let value = values.into_iter().nth(1).unwrap_or_default().extract_error()?;
+        Ok((value, connection))
     }
 
     /// Sends a command once.
     pub(super) async fn send(self: &Arc<Self>, command: &Cmd) -> Result<Value, RedisError> {
+        Ok(self.send_over(command, None).await?.0)
+    }
+
+    async fn send_over(self: &Arc<Self>, command: &Cmd, over: Option<u64>) -> Result<(Value, u64), RedisError> {
         let sent = |mut connection: MultiplexedConnection| async move {
             connection.send_packed_command(command).await.and_then(Value::extract_error)
         };
-        self.exchange(sent).await
+        self.exchange(over, sent).await
     }
 
     /// Sends something and waits for the reply, however long it takes. A slow reply counts as a failure of the server before it
     /// comes.
-    async fn exchange<T, F>(self: &Arc<Self>, send: impl FnOnce(MultiplexedConnection) -> F) -> Result<T, RedisError>
+    async fn exchange<T, F>(
+        self: &Arc<Self>,
+        over: Option<u64>,
+        send: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Result<(T, u64), RedisError>
     where
         F: Future<Output = Result<T, RedisError>>,
     {
@@ -238,6 +268,9 @@ impl Server {
         }
         let unavailable = |what| RedisError::from((ErrorKind::Client, what));
         let (connection, generation) = self.connection().ok_or_else(|| unavailable("not connected"))?;
+        if over.is_some_and(|over| over != generation) {
+            return Err((ErrorKind::InvalidClientConfig, "the connection has been replaced").into());
+        }
         if !self.breaker.lets_through(Instant::now()) {
             return Err(unavailable("the server has failed several times, and is tried again in a moment"));
         }
@@ -249,11 +282,16 @@ impl Server {
                 self.breaker.ended(false, Instant::now());
                 self.link().problem = Some(self.named("no answer in time"));
             }
-            return self.heard(generation, reply.await);
+            return self.heard(generation, reply.await).map(|answer| (answer, generation));
         };
         let failed = answered.as_ref().is_err_and(is_broken);
         self.breaker.ended(!failed, Instant::now());
-        self.heard(generation, answered)
+        self.heard(generation, answered).map(|answer| (answer, generation))
+    }
+
+    /// Returns the number of the connection, or of the last one.
+    pub(super) fn connection_number(&self) -> u64 {
+        self.link().generation
     }
 
     fn connection(&self) -> Option<(MultiplexedConnection, u64)> {
@@ -347,7 +385,7 @@ impl Server {
                 match server.connector.open().await {
                     Ok(connection) => {
                         let mut link = server.link();
-                        link.generation = link.generation.wrapping_add(1);
+                        link.generation = next_connection();
                         (link.connection, link.is_connecting) = (Some(connection), false);
                         // The reason of the last outage would be taken for that of the next one.
                         (link.problem, link.refused) = (None, None);
@@ -376,6 +414,10 @@ impl Server {
     }
 }
 
+fn next_connection() -> u64 {
+    CONNECTIONS.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+}
+
 /// Returns a random time between half of this one and all of it.
 pub(super) fn jittered(time: Duration) -> Duration {
     time.mul_f64(rand::rng().random_range(0.5..=1.0))
@@ -390,7 +432,9 @@ pub(super) fn is_broken(error: &RedisError) -> bool {
 pub(super) fn classify(error: &RedisError) -> CallError {
     match error.kind() {
         // The server has answered, and an error of a script means that it wrote nothing: scripts check before they write.
-        ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::Client => CallError::NotExecuted,
+        ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::Client | ErrorKind::InvalidClientConfig => {
+            CallError::NotExecuted
+        }
         _ if error.is_connection_refusal() => CallError::NotExecuted,
         _ => CallError::Unknown,
     }

@@ -10,7 +10,7 @@ use super::clock::ServerClock;
 use super::cluster::Cluster;
 use super::errors::Errors;
 use super::reply;
-use super::server::{Call, CallError, Latest, Server, ServerScript, classify};
+use super::server::{Call, CallError, Latest, ScriptCall, Server, ServerScript, classify};
 use threshold_limiter::store::StoreError;
 
 /// A reply, and the server that has sent it.
@@ -18,6 +18,8 @@ use threshold_limiter::store::StoreError;
 pub(super) struct Replied {
     pub(super) value: Value,
     pub(super) server: Arc<Server>,
+    /// The number of the connection over which it came.
+    pub(super) connection: u64,
 }
 
 /// The servers of a store.
@@ -47,8 +49,13 @@ impl Servers {
         args: &[Vec<u8>],
         latest: Latest,
     ) -> Result<Replied, CallError> {
-        let key = keys.first().map_or("", String::as_str);
-        self.call(key, Call::Script { script, keys, args, latest }).await
+        self.run_script(ScriptCall { script, keys, args, latest, over: None }).await
+    }
+
+    /// Runs a script.
+    pub(super) async fn run_script(&self, call: ScriptCall<'_>) -> Result<Replied, CallError> {
+        let key = call.keys.first().map_or("", String::as_str);
+        self.call(key, Call::Script(call)).await
     }
 
     /// Sends a command to the server of a key.
@@ -60,11 +67,11 @@ impl Servers {
         match self {
             Self::Single(server) => {
                 let called = server.call(call, false).await;
-                let value = called.map_err(|error| {
+                let (value, connection) = called.map_err(|error| {
                     server.count(&server.errors, &error);
                     classify(&error)
                 })?;
-                Ok(Replied { value, server: Arc::clone(server) })
+                Ok(Replied { value, server: Arc::clone(server), connection })
             }
             Self::Cluster(cluster) => cluster.call(key, call).await,
         }
@@ -108,6 +115,14 @@ impl Servers {
         match self {
             Self::Single(_) => 0,
             Self::Cluster(cluster) => cluster.owner_of(key).map_or(0, |server| Arc::as_ptr(&server).addr()),
+        }
+    }
+
+    /// Returns the number of the connection to the server of a key, or of the last one to it.
+    pub(super) fn connection_at(&self, key: &str) -> Option<u64> {
+        match self {
+            Self::Single(server) => Some(server.connection_number()),
+            Self::Cluster(cluster) => Some(cluster.owner_of(key)?.connection_number()),
         }
     }
 

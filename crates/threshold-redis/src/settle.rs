@@ -10,7 +10,7 @@ use threshold_core::{
     Balance, Bill, BytesError, Outcome, OwnedBill, Reservation, Standing, Timestamp, settle_into as settle_in_core,
 };
 
-use super::batch::{Batches, random_history};
+use super::batch::{self, Batches, random_history};
 use super::errors::Errors;
 use super::keys::{self, RecordKey, RecordKind};
 use super::reply::{self, Settled, Verdict};
@@ -97,7 +97,7 @@ struct Call {
     records: usize,
     figures: Vec<u8>,
     is_sample: bool,
-    /// Whether the head of the partition is read, which says in which history the charges are.
+    /// Whether the script reads the head of the partition, which says in which history the charges are.
     has_head: bool,
     hold: Vec<u8>,
     /// What each subject must have. Most have nothing.
@@ -139,17 +139,23 @@ impl Call {
 
     async fn send(&mut self, batches: &Batches, latest: Latest) -> Result<Settled, PartitionError> {
         match self.send_once(batches, latest).await {
-            // While a slot is moved, only calls with one key are executed. Such a charge says nothing of its history.
+            // While a slot is moved, only calls with one key are executed. So the head is read before. If the partition begins another
+            // history in between, nothing is given back for this charge.
             Err(CallError::Moving) if self.has_head && self.records == 1 && self.hold.is_empty() => {
+                let head = batch::load_head(&batches.servers, &self.names.split_off(1)).await?;
                 self.has_head = false;
-                self.names.truncate(1);
-                Ok(self.send_once(batches, latest).await?)
+                let (settled, connection) = self.send_once(batches, latest).await?;
+                Ok(Settled { history: head.history.heard_over(connection), ..settled })
             }
-            answered => Ok(answered?),
+            answered => {
+                let (settled, connection) = answered?;
+                Ok(Settled { history: settled.history.heard_over(connection), ..settled })
+            }
         }
     }
 
-    async fn send_once(&self, batches: &Batches, latest: Latest) -> Result<Settled, CallError> {
+    /// Returns the number of the connection, too.
+    async fn send_once(&self, batches: &Batches, latest: Latest) -> Result<(Settled, u64), CallError> {
         let sample = if self.is_sample { b"1".to_vec() } else { Vec::new() };
         let history = if self.has_head { random_history() } else { Vec::new() };
         let mut args = vec![self.figures.clone(), sample, history, self.hold.clone()];
@@ -159,7 +165,7 @@ impl Call {
         let parsed = batches.servers.errors().parsed("settle.lua", reply::settled(&replied.value));
         let settled = parsed.map_err(|_| CallError::Unknown)?;
         batches.servers.heard(&replied.server, settled.now);
-        Ok(settled)
+        Ok((settled, replied.connection))
     }
 }
 

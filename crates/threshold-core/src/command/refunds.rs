@@ -19,7 +19,9 @@ pub(super) fn refund<R: Records>(receipt: &Receipt, records: &mut R, now: Timest
     expire(records, now)?;
     // The charges of a reservation end with it. Its receipt must not refund them a second time.
     // Remembered before the refund: if there is no room to remember it, nothing is given back.
-    let first = records.reservation(receipt.id())?.is_none()
+    // The id of a receipt of which nothing counts any more may be forgotten already.
+    let first = receipt.void_from() > now
+        && records.reservation(receipt.id())?.is_none()
         && records.remember_refund(receipt.id(), receipt.void_from(), now)?;
     if first {
         records.adjust(&Adjustment::giving_back(receipt), now)?;

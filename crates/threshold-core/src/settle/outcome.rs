@@ -142,7 +142,8 @@ impl Outcome {
     #[must_use]
     pub fn checked(&self) -> Option<Checked> {
         let settled = self.settled.first()?;
-        Some(Checked { look: settled.look, mark: settled.mark, changed: self.balance_changed(0) })
+        let (changed, history) = (self.balance_changed(0), self.history(0));
+        Some(Checked { look: settled.look, mark: settled.mark, changed, history })
     }
 
     /// Returns the history of the partition of the `index`th charge.

@@ -10,7 +10,7 @@ use threshold_core::key::TextKeys;
 use threshold_core::lockout::Account;
 use threshold_core::plan::{Known, SubjectKeys, Verb};
 use threshold_core::policy::Layer;
-use threshold_core::receipt::{ActualCost, OnExpire};
+use threshold_core::receipt::{ActualCost, History, OnExpire};
 use threshold_core::{
     Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Standing, Timestamp, TraceId,
 };
@@ -158,7 +158,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
         let begun = self.moment();
         if let Some((look, now)) = self.denials.repeat_limit(key, limit, cost, begun) {
-            return Ok(LimitDecision::new(limit, &Checked { look, mark: None, changed: false }, now));
+            return Ok(LimitDecision::new(
+                limit,
+                &Checked { look, mark: None, changed: false, history: History::default() },
+                now,
+            ));
         }
         let before = self.denials.version(key);
         let (checked, at) = self.ask_limit(text, key, limit, cost).await?;

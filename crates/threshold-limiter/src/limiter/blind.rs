@@ -265,7 +265,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), .. },
             ) => Some(Command::WithdrawLogin { login, attempt }),
             (Command::Limit { key, limit, id, .. }, Answer::Limited { checked, at }) => {
-                let receipt = Receipt::of_charge(id, key, &limit, checked.mark?, at);
+                let receipt = Receipt::of_charge(id, key, &limit, (checked.mark?, checked.history), at);
                 Some(Command::GiveBack { receipt: Box::new(receipt), credit: Some(id) })
             }
             _ => None,

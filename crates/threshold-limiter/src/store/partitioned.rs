@@ -247,8 +247,10 @@ async fn give_back<P: Partitions>(store: &P, receipt: &Receipt, credit: Option<T
 
 /// Refunds a receipt, once in each partition. After an error it may be repeated.
 async fn refund<P: Partitions>(store: &P, receipt: &Receipt) -> Result<Answer, StoreError> {
-    let parts = receipt.split(|key| store.partition(key)).into_iter();
-    let commands = parts.map(|(partition, part)| (partition, Command::Refund(Box::new(part)))).collect();
+    let mut parts = receipt.split(|key| store.partition(key));
+    // Another one may count no longer, and is never refunded for the first time.
+    parts.sort_by_key(|(_, part)| std::cmp::Reverse(part.void_from()));
+    let commands = parts.into_iter().map(|(partition, part)| (partition, Command::Refund(Box::new(part)))).collect();
     let parts = execute_all(store, commands).await;
     store.execute_later(parts.failed);
     if let Some(error) = parts.error {
@@ -386,7 +388,7 @@ async fn begin_login<P: Partitions>(store: &P, login: Login, keys: AttemptKeys) 
         Ok(other) => Ok(other),
         // No secret is checked without an answer. What the account has counted is not known, but its address is no guesser.
         Err(error) => {
-            let receipt = charged.mark.map(|mark| Receipt::of_charge(id, address, &limit, mark, at));
+            let receipt = charged.mark.map(|mark| Receipt::of_charge(id, address, &limit, (mark, charged.history), at));
             store.execute_later(receipt.map_or_else(Vec::new, |receipt| giving_back(store, &receipt, Some(id))));
             Err(error.into())
         }
@@ -443,12 +445,11 @@ async fn return_charge<P: Partitions>(store: &P, charge: &Receipt) {
     store.execute_later(parts.failed);
 }
 
-/// Returns the partition that ends an attempt, and the charge of its address if that is not on the same record.
+/// Returns the partition that ends an attempt, and the charge of its address, which is given back by itself and once.
 fn attempted<P: Partitions>(store: &P, login: &Login, attempt: &mut Attempt) -> (Partition, Option<Receipt>) {
     let (counted, address) = (attempt.folded.or(attempt.account), attempt.address);
     let partition = counted.or(address).map_or_else(|| store.home(attempt.id), |key| store.partition(key));
-    let charge = if counted.is_some() { attempt.take_address(login) } else { None };
-    (partition, charge)
+    (partition, attempt.take_address(login))
 }
 
 /// Withdraws a login attempt: from its account, then from its address.

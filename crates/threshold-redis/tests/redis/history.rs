@@ -10,6 +10,7 @@ mod judge;
 mod killed;
 mod late_credits;
 mod ledger;
+mod lost_charges;
 mod node;
 mod once;
 mod random;

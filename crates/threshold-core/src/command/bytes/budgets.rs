@@ -7,6 +7,7 @@ use crate::command::KeyMoves;
 use crate::ladder::Standing;
 use crate::limit::{Limit, Look, Mark, SlidingLog};
 use crate::plan::SubjectKeys;
+use crate::receipt::History;
 
 impl Field for Limit {
     fn write(&self, out: &mut Writer) {
@@ -30,13 +31,13 @@ impl Field for SlidingLog {
 
 impl Field for Checked {
     fn write(&self, out: &mut Writer) {
-        let Self { look, mark, changed } = self;
+        let Self { look, mark, changed, history: _ } = self;
         let fields: [&dyn Field; 3] = [look, mark, changed];
         fields.into_iter().for_each(|field| field.write(out));
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
-        Ok(Self { look: take(from)?, mark: take(from)?, changed: take(from)? })
+        Ok(Self { look: take(from)?, mark: take(from)?, changed: take(from)?, history: History::default() })
     }
 }
 

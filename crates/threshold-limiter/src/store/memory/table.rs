@@ -9,6 +9,7 @@ use std::sync::{Arc, TryLockError};
 use self_cell::{MutBorrow, self_cell};
 use threshold_core::balance::{Checked, Small};
 use threshold_core::limit::{Look, Mark};
+use threshold_core::receipt::History;
 use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
 use super::limits::{Limits, NUMBER_BITS};
@@ -284,10 +285,12 @@ impl<'s> Open<'s> {
         });
         match found {
             // Neither a denial nor a cost of 0 changes the balance, so nothing is written.
-            Some((look, _)) if !look.allowed || cost == 0 => return Checked { look, mark: None, changed: false },
+            Some((look, _)) if !look.allowed || cost == 0 => {
+                return Checked { look, mark: None, changed: false, history: History::default() };
+            }
             Some((look, Some(Charged { words, mark }))) => {
                 slot.set(words);
-                return Checked { look, mark: Some(mark), changed: true };
+                return Checked { look, mark: Some(mark), changed: true, history: History::default() };
             }
             // The charge does not fit into the slot, or the look itself changes the balance.
             Some((_, None)) | None => {}
@@ -330,7 +333,7 @@ impl<'s> Open<'s> {
         if self.is_full() && !self.free_one(key, now) {
             // Everything in reach is protected. Allowed without a record, the key could be charged any number of times.
             let look = Look { allowed: false, ..checked.look };
-            return Checked { look, mark: None, changed: false };
+            return Checked { look, mark: None, changed: false, history: History::default() };
         }
         self.add_as(key, (limit, figures), balance);
         checked
