@@ -296,9 +296,9 @@ impl Batches {
             }
             match swap(servers, &mut copies, latest, over).await? {
                 // Only now: an answer must not promise what was not written.
-                Written::All(history) => {
+                Written::All(history, at) => {
                     for (command, answer) in commands.iter().zip(&mut answers) {
-                        set_history(command, answer, history);
+                        set_history(command, answer, history, at);
                     }
                     let answers = answers.into_iter().map(|answer| answer.map(|answer| answer.map_err(Into::into)));
                     return Ok(answers.collect());
@@ -311,16 +311,18 @@ impl Batches {
     }
 }
 
-/// Tells an answer in which history of the partition its command was executed.
-fn set_history(command: &Command, answer: &mut Option<Result<Answer, StoreError>>, history: History) {
+/// Tells an answer in which history of the partition its command was executed, and when.
+fn set_history(command: &Command, answer: &mut Option<Result<Answer, StoreError>>, history: History, at: Timestamp) {
     match (command, answer) {
         (_, Some(Ok(Answer::Settled(outcome)))) => outcome.set_history(history),
         (_, Some(Ok(Answer::Limited { checked, .. }))) => checked.history = history,
         (_, Some(Ok(Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), .. }))) => {
             attempt.set_history(history);
         }
-        // The script has given nothing back.
-        (Command::Refund(receipt), Some(Ok(Answer::Refunded { first }))) => *first &= !receipt.is_lost_in(history),
+        // The script has given nothing back. Core has seen an estimate of the time.
+        (Command::Refund(receipt), Some(Ok(Answer::Refunded { first }))) => {
+            *first &= !receipt.is_lost_in(history) && receipt.void_from() > at;
+        }
         _ => {}
     }
 }
@@ -547,8 +549,8 @@ async fn load_call(
 
 /// Whether the changes were written.
 enum Written {
-    /// All of them, in this history of the partition.
-    All(History),
+    /// All of them, in this history of the partition, at this time of the server.
+    All(History, Timestamp),
     /// None. They are computed again, from what the server had at this time, or from what is loaded then.
     Nothing(Option<Timestamp>),
 }
@@ -562,7 +564,7 @@ async fn swap(
 ) -> Result<Written, PartitionError> {
     let changes = copies.changes();
     if changes.is_empty() && copies.added().is_empty() {
-        return Ok(Written::All(copies.head().history));
+        return Ok(Written::All(copies.head().history, Timestamp::EPOCH));
     }
     let listed = changes.iter().filter(|(_, _, change)| change.is_listed).map(|(key, _, _)| *key).collect();
     let mut write = Swap::new(copies.place(), &changes);
@@ -583,7 +585,7 @@ async fn swap(
     match swapped.done {
         Done::All => {
             listed::add(servers, listed);
-            Ok(Written::All(swapped.history.heard_over(replied.connection)))
+            Ok(Written::All(swapped.history.heard_over(replied.connection), swapped.now))
         }
         Done::Changed => {
             // The script has returned what it found, so nothing has to be loaded again.

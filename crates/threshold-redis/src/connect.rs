@@ -21,6 +21,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
 use super::RedisOpenError;
+use super::errors;
 use super::secret::{self, Checked, SecretIds, SecretRefusal};
 use super::sentinel::Sentinels;
 use super::url::{Address, Kind, Login, RedisUrl};
@@ -177,19 +178,21 @@ impl From<ConnectError> for RedisOpenError {
 pub(super) fn explain(error: &RedisError) -> String {
     const WRONG_LOGIN: &str = "the user or the password is wrong, or the user is off. In a URL the characters @ : / ? # & % of both are \
                                written %40 %3A %2F %3F %23 %26 %25";
+    const NO_RIGHT: &str = "the ACL of the user does not suffice: docs/scale.md lists the rules";
     let advice = match error.code() {
         // An error of this file, in words already.
         _ if error.kind() == ErrorKind::InvalidClientConfig => return error.detail().unwrap_or_default().to_owned(),
         _ if error.kind() == ErrorKind::AuthenticationFailed => WRONG_LOGIN,
         Some("WRONGPASS") => WRONG_LOGIN,
         Some("NOAUTH") => "the server needs a password: redis://USER:PASSWORD@HOST",
-        Some("NOPERM") => "the ACL of the user does not suffice: docs/scale.md lists the rules",
+        Some("NOPERM") => NO_RIGHT,
         Some("LOADING") => "the server is loading its data",
         Some("OOM") => "the memory of the server is full: raise maxmemory",
         Some("READONLY") => "the server is a replica",
         Some("MISCONF") => "the server cannot save its data, and refuses writes",
         Some("MASTERDOWN") => "the server is a replica without its primary",
         Some("WRONGTYPE") => "a key of the store was written by another program",
+        _ if errors::is_denied_in_script(&error.to_string()) => NO_RIGHT,
         _ if error.is_connection_refusal() => "no server listens there",
         _ if error.is_timeout() => return "no answer in time".to_owned(),
         _ => return error.to_string(),

@@ -152,11 +152,16 @@ fn of_code(code: &str) -> Option<StoreErrorKind> {
     })
 }
 
+/// Returns whether an error says that the user may not run a command of a script. It has no code in some releases.
+pub(super) fn is_denied_in_script(text: &str) -> bool {
+    text.contains("ACL failure") || text.contains("The user executing the script can't run this command")
+}
+
 fn of_text(text: &str) -> StoreErrorKind {
     let is_script = text.contains("user_script") || text.contains("script:");
     let code = text.split(|c: char| !c.is_ascii_uppercase()).find_map(of_code);
     match code {
-        _ if text.contains("ACL failure") => StoreErrorKind::NoPermission,
+        _ if is_denied_in_script(text) => StoreErrorKind::NoPermission,
         Some(kind) => kind,
         None if is_script => StoreErrorKind::Script,
         None => StoreErrorKind::Other,

@@ -8,8 +8,11 @@ use threshold_core::Timestamp;
 
 use super::RedisOpenError;
 use super::connect;
+use super::reply;
 use super::server::Server;
 
+/// Names the commands that the user needs and may not run.
+const RIGHTS: &str = include_str!("rights.lua");
 /// The oldest version whose scripts declare what they do, and which reads the time at which a key expires.
 const OLDEST: u32 = 7;
 /// Clocks that are further apart are reported.
@@ -17,27 +20,32 @@ const MOST_SECONDS_APART: u64 = 2;
 /// Fewer keys on one primary say nothing about how they are spread.
 const FEWEST_SKEWED: u64 = 10_000;
 
-/// Checks the version and the role of a server. Returns warnings for operators.
+/// Checks the version, the role and the user's rights of a server. Returns warnings for operators.
 ///
 /// `INFO` is asked and not `CONFIG`, which managed services often forbid.
 pub(super) async fn inspect(server: &Arc<Server>, is_single: bool) -> Result<Vec<String>, RedisOpenError> {
     let place = place(server);
     let text = info(server).await.map_err(|error| RedisOpenError::Connect(format!("{place}: {error}")))?;
-    check(&text, is_single, place)
+    let warnings = check(&text, is_single, place.clone())?;
+    match lacking(server).await {
+        Ok(None) => Ok(warnings),
+        Ok(Some(error)) | Err(error) => Err(RedisOpenError::Connect(format!("{place}: {error}"))),
+    }
 }
 
 /// Returns what an operator should change about servers that are in use.
 pub(super) async fn examine(servers: &[Arc<Server>], is_single: bool, now: Timestamp) -> Vec<String> {
-    let asked = servers.iter().map(|server| async move { (place(server), info(server).await) });
+    let asked = servers.iter().map(|server| async move { (place(server), info(server).await, lacking(server).await) });
     let (mut found, mut keys) = (Vec::new(), Vec::new());
-    for (place, answer) in join_all(asked).await {
+    for (place, answer, lacking) in join_all(asked).await {
         let checked = answer.and_then(|text| match check(&text, is_single, place.clone()) {
             Ok(warnings) => Ok((text, warnings)),
             Err(error) => Err(error.to_string()),
         });
         match checked {
             Ok((text, warnings)) => {
-                let present = [nearly_full(&text), clock(&text, now)].into_iter().flatten();
+                let lacking = lacking.unwrap_or_else(Some);
+                let present = [lacking, nearly_full(&text), clock(&text, now)].into_iter().flatten();
                 found.extend(warnings.into_iter().chain(present).map(|warning| format!("{place}: {warning}")));
                 keys.push((place, number_of_keys(&text)));
             }
@@ -61,6 +69,20 @@ async fn info(server: &Arc<Server>) -> Result<String, String> {
         Value::VerbatimString { text, .. } => Ok(text),
         _ => Ok(String::new()),
     }
+}
+
+/// Returns which commands the user of this node lacks. Without one of them half of a step could be written.
+async fn lacking(server: &Arc<Server>) -> Result<Option<String>, String> {
+    let mut ask = Cmd::new();
+    ask.arg("EVAL").arg(RIGHTS).arg(0);
+    let refused = server.send(&ask).await.map_err(|error| connect::explain(&error))?;
+    let refused = reply::array(refused).unwrap_or_default().into_iter().filter_map(|name| match name {
+        Value::BulkString(name) => String::from_utf8(name).ok(),
+        _ => None,
+    });
+    let refused: Vec<String> = refused.collect();
+    let names = refused.join(", ");
+    Ok((!refused.is_empty()).then(|| format!("the ACL of the user lacks {names}: docs/scale.md lists the rules")))
 }
 
 fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {

@@ -112,6 +112,11 @@ end
 if holds then
   -- Fails before the first write if the index has another type.
   call('ZCARD', KEYS[records + 3])
+  -- And if the user may not write it.
+  local check = redis.acl_check_cmd
+  if check and not (check('ZADD', KEYS[1], '0', '0') and check('PEXPIREAT', KEYS[1], '0')) then
+    return redis.error_reply('NOPERM the user may not run a command of the script')
+  end
 end
 for i = 1, count do
   local new, silent = news[i], silents[i]

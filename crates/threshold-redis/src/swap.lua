@@ -44,6 +44,12 @@ end
 for i = head_at + 1, #KEYS do
   call('ZCARD', KEYS[i])
 end
+-- And if the user may not write something. Most calls need all of them.
+for _, command in ipairs(redis.acl_check_cmd and { 'SET', 'DEL', 'ZADD', 'ZREM', 'PEXPIREAT' } or {}) do
+  if not redis.acl_check_cmd(command, KEYS[1], KEYS[1], KEYS[1]) then
+    return redis.error_reply('NOPERM the user may not run a command of the script')
+  end
+end
 local head = has_head and found[#keys]
 if head and byte(head) ~= 1 then
   return redis.error_reply('ERR a record of the store has an unknown version')

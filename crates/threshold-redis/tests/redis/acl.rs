@@ -1,5 +1,6 @@
 //! ACL users, and servers that refuse.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use threshold_core::receipt::OnExpire;
@@ -200,5 +201,70 @@ async fn a_record_of_another_type_is_an_error_and_stays_as_it_is() {
             assert_eq!(server.cli(&["LRANGE", key, "0", "-1"]), "theirs\n");
             server.cli(&["RENAME", "kept", key]);
         }
+    }
+}
+
+/// Every command that a script calls.
+fn script_commands() -> BTreeSet<String> {
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap();
+    let paths =
+        folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|end| end == "lua"));
+    let texts: Vec<String> = paths.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let calls = texts.iter().flat_map(|text| text.split("call('").skip(1));
+    calls.map(|call| call.split('\'').next().unwrap().to_owned()).collect()
+}
+
+/// A node started although its user lacked one command of a script, and wrote half of a step at its first reservation.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_that_lacks_one_command_of_a_script_is_refused_and_told_which() {
+    let server = TcpServer::start(&[]);
+    let commands = script_commands();
+    assert!(commands.len() > 20 && commands.contains("ZADD"), "{commands:?}");
+    let mut told = 0;
+    for command in commands {
+        server.cli(&["ACL", "SETUSER", "default", "+@all", &format!("-{command}")]);
+        let error = refusal(options(&server, "")).await;
+        // Before that the key ids of the secrets are compared, by a script too.
+        let named = error.contains(&format!("the ACL of the user lacks {command}: docs/scale.md"));
+        assert!(named || error.contains("the ACL of the user does not suffice: docs/scale.md"), "{command}: {error}");
+        told += usize::from(named);
+    }
+    assert!(told > 10, "{told} were named");
+    server.cli(&["ACL", "SETUSER", "default", "+@all"]);
+    let store = RedisStore::open(options(&server, "")).await.unwrap();
+    server.cli(&["ACL", "SETUSER", "default", "-zadd", "-del"]);
+    let found = store.examine(Timestamp::EPOCH).await;
+    assert!(found.iter().any(|line| line.contains("lacks DEL, ZADD")), "{found:?}");
+}
+
+/// An operator took one command away from a running node. A reservation that failed stayed charged for good, and a refund that failed was
+/// remembered and gave nothing back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_is_taken_away_leaves_no_half_of_a_step() {
+    let server = TcpServer::start(&[]);
+    for denied in ["-set", "-del", "-zadd", "-zrem", "-pexpireat"] {
+        server.cli(&["FLUSHALL"]);
+        let store = RedisStore::open(options(&server, "")).await.unwrap();
+        let rule = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '9/month'\nalgorithm = 'fixed-window'\n\
+                    on_store_error = 'closed'";
+        let node = Limiter::builder(Policy::parse(rule, &|_| None).unwrap()).store(store);
+        let node = node.digest_key(DigestKey::new([7; 16])).build().unwrap();
+        let facts = Facts { user: Some("ada"), cost: Some(4), ..Facts::default() };
+        let receipt = node.check_with_receipt_async(&facts).await.unwrap().1.unwrap();
+        let dump = || server.cli(&["EVAL", "local all = redis.call('KEYS', 'th:*') table.sort(all) return all", "0"]);
+        let before = dump();
+        server.cli(&["ACL", "SETUSER", "default", denied]);
+        let minute = Duration::from_secs(60);
+        let reserved = node.reserve_async(&facts, minute, OnExpire::Release).await.unwrap();
+        let can_reserve = matches!(denied, "-del" | "-zrem");
+        assert_eq!(reserved.decision.unavailable(), !can_reserve, "{denied}");
+        assert!(node.refund_async(&receipt).await.is_err(), "{denied}");
+        server.cli(&["ACL", "SETUSER", "default", "+@all"]);
+        if !can_reserve {
+            assert_eq!(dump(), before, "{denied}");
+        }
+        assert_eq!(node.refund_async(&receipt).await, Ok(true), "{denied}");
+        let left = node.peek_async(&facts).await.unwrap().readings[0].remaining;
+        assert_eq!(left, if can_reserve { 1 } else { 5 }, "{denied}");
     }
 }
