@@ -31,6 +31,9 @@ async fn every_message_is_in_the_table_of_the_page() {
     let plain = TcpServer::start(&["--requirepass", "hunter2"]);
     let open = TcpServer::start(&[]);
     let replica = TcpServer::start(&["--replicaof", "127.0.0.1", &open.port.to_string()]);
+    let (silent, limited) = (TcpServer::start(&[]), TcpServer::start(&[]));
+    silent.cli(&["ACL", "SETUSER", "default", "-info"]);
+    limited.cli(&["ACL", "SETUSER", "default", "-zadd"]);
     let cluster = Cluster::start();
     let (ours, theirs) = (authority("ours"), authority("theirs"));
     let (tls, _tls_files) = server(&ours, "127.0.0.1", &["--tls-auth-clients", "no"]);
@@ -54,6 +57,8 @@ async fn every_message_is_in_the_table_of_the_page() {
         refusal(&at("redis", plain.port), same).await,
         refusal(&format!("redis://:hunter2%40@127.0.0.1:{}", plain.port), same).await,
         refusal(&at("redis", replica.port), same).await,
+        refusal(&at("redis", silent.port), same).await,
+        refusal(&at("redis", limited.port), same).await,
     ];
     let documented = documented();
     for message in &messages {
