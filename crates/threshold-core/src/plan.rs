@@ -120,6 +120,12 @@ impl<'p> Plan<'p> {
         }
     }
 
+    /// Settles this plan under an id of its own, and leaves its shards as they are: for a request that is tried again. A store remembers by
+    /// the id what it has given back, so that no two charges may share one.
+    pub fn retry_as(&mut self, id: TraceId) {
+        self.bill.trace = id;
+    }
+
     /// Chooses the shard of each limit that is split, by the id of the decision.
     #[inline]
     fn choose_shards(&mut self) {

@@ -102,6 +102,22 @@ fn a_drawn_id_chooses_the_same_shard() {
     }
 }
 
+/// A request that is tried again has its shard and another id: another shard would have another queue, and under the same id a
+/// store would not give back the second charge.
+///
+/// Seen to fail after: calling `choose_shards` in `Plan::retry_as`.
+#[test]
+fn a_request_that_is_tried_again_keeps_its_shard() {
+    let policy = policy(600, "token-bucket", 4);
+    let first = policy.plan(&facts(1)).unwrap();
+    for id in 2..9 {
+        let mut plan = first.clone();
+        plan.retry_as(TraceId::from_u128(id));
+        assert_eq!(plan.trace(), TraceId::from_u128(id));
+        assert_eq!(plan.charges()[0].key(), first.charges()[0].key());
+    }
+}
+
 /// A limit of 500 a second or less is not split, whatever the rule says, so a small tier keeps its whole limit in one place.
 #[test]
 fn a_small_limit_is_not_split() {

@@ -11,7 +11,7 @@ use threshold_core::key::TextKeys;
 use threshold_core::lockout::{Attempt, LoginRequest};
 use threshold_core::plan::SubjectKeys;
 use threshold_core::policy::Layer;
-use threshold_core::{Decision, Digest, DigestKey, Facts, Limit, Outcome, Plan, Policy, Receipt};
+use threshold_core::{Decision, Digest, DigestKey, Facts, Limit, Outcome, Plan, Policy, Receipt, TraceId};
 
 use super::Limiter;
 use super::under::Settled;
@@ -101,8 +101,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     #[inline]
     pub(crate) fn moves_of(&self, facts: &Facts<'_>, plan: &Plan<'_>) -> Option<Box<KeyMoves>> {
         self.moves_from(plan, |old| {
-            // With the same id, by which shards are chosen.
-            old.fill(&Facts { trace: plan.trace(), ..*facts }).ok()?;
+            // With the same id, by which shards are chosen. A plan that is tried again has another one by now.
+            let trace = if facts.trace == TraceId::default() { plan.trace() } else { facts.trace };
+            old.fill(&Facts { trace, ..*facts }).ok()?;
             self.store.learn_places(&mut || old.places(facts));
             Some(())
         })

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_core::plan::{Met, Verb};
-use threshold_core::{Decision, Digest, Facts, Outcome, Plan, PlanError, Policy, Receipt, Timestamp};
+use threshold_core::{Decision, Digest, Facts, Outcome, Plan, PlanError, Policy, Receipt, Timestamp, TraceId};
 use tokio::time::{Instant, timeout_at};
 
 use super::under::Settled;
 use super::{Limiter, traced};
 use crate::clock::Clock;
 use crate::observer::Operation;
+use crate::random_id;
 use crate::store::Store;
 use queues::{Place, Turn};
 
@@ -118,6 +119,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         // The ticket is drawn before the first attempt, so that the arrival decides the order and not the moment at
         // which the store answers.
         let mut place = self.waiters.arrive();
+        let mut id = facts.trace;
         loop {
             // The policy in force now: a reload in the meantime may have given the request more room.
             let policy: Arc<Policy> = self.policy();
@@ -125,7 +127,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             let start = self.start();
             // Boxed, and dropped before this sleeps: a plan and its outcome are kilobytes, which thousands of waiting
             // futures would hold otherwise.
-            let tried = Box::pin(self.try_in_turn(&policy, &facts, &mut place, left)).await?;
+            let mut tried = Box::pin(self.try_in_turn(&policy, (&facts, id), &mut place, left)).await?;
+            // An attempt that was denied may have been charged and given back, or charged too late. The next one is another charge.
+            id = random_id();
             let now = Instant::now();
             let again = match tried.next {
                 Next::Return => None,
@@ -134,6 +138,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             };
             let Some(again) = again.filter(|_| now < deadline) else {
                 // Observers see one decision for each request, not every attempt.
+                tried.decision.trace = facts.trace;
                 let measured = (start, tried.in_store);
                 self.tell(Operation::Wait, &facts, &tried.decision, &policy, measured);
                 return Ok(Waited { decision: tried.decision, receipt: tried.receipt, policy });
@@ -145,11 +150,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Charges the request if it is its turn, otherwise only peeks. `left` is the time that it would still wait.
+    /// Charges the request under this id if it is its turn, otherwise only peeks. `left` is the time that it would still wait.
     async fn try_in_turn(
         &self,
         policy: &Policy,
-        facts: &Facts<'_>,
+        (facts, id): (&Facts<'_>, TraceId),
         place: &mut Place<'_>,
         left: Duration,
     ) -> Result<Tried, PlanError> {
@@ -159,6 +164,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             // What is free belongs to those ahead, so this attempt charges nothing.
             plan = policy.plan_for(Verb::Peek, facts)?;
         }
+        plan.retry_as(id);
         let plan = plan.without_punishment();
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
         let Settled { answered, in_store } = self.settle_of(facts, &plan, &mut outcome, &mut decision).await;

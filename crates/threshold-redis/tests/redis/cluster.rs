@@ -102,6 +102,41 @@ async fn a_denial_drains_no_limit_on_another_primary() {
     assert_eq!(endless_keys(&cluster), [""; 0]);
 }
 
+/// Waiting requests of one user try again and again, and each attempt that their own limit denies had been charged to the tenant on
+/// another primary. Only the first attempt of each request was given back: 10 were admitted, and the tenant was charged 60 times.
+///
+/// Seen to fail after: leaving out `plan.retry_as` in `Limiter::wait`.
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_of_waiting_requests_are_each_given_back() {
+    let cluster = Cluster::start();
+    let policy = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '600/min'\nburst = 1\nalgorithm = 'token-bucket'\n\
+                  [[rule]]\nname = 'tenant'\nper = ['tenant']\nlimit = '500/day'\nalgorithm = 'sliding-log'\n";
+    let nodes = nodes(&cluster, 3, policy).await;
+    let mut tasks = JoinSet::new();
+    for request in 0..36 {
+        let node = Arc::clone(&nodes[request % nodes.len()]);
+        tasks.spawn(async move {
+            let facts = Facts { user: Some("ada"), tenant: Some("acme"), ..Facts::default() };
+            let waited = node.wait_with_receipt(&facts, Duration::from_millis(2_500)).await.unwrap();
+            assert!(waited.decision.degraded.is_none(), "{:?}", node.store().last_error());
+            waited.receipt
+        });
+    }
+    let receipts: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
+    for node in &nodes {
+        node.store().returned().await;
+    }
+    let admitted = receipts.len();
+    assert!(admitted > 0);
+    let other = Facts { user: Some("another"), tenant: Some("acme"), cost: Some(0), ..Facts::default() };
+    let used = async || 500 - nodes[0].peek_async(&other).await.unwrap().readings[1].remaining;
+    assert_eq!(used().await, admitted as u64);
+    for receipt in &receipts {
+        assert_eq!(nodes[0].refund_async(receipt).await, Ok(true));
+    }
+    assert_eq!(used().await, 0);
+}
+
 /// An attacker sends 1,000 guesses at one account through eight nodes at once, from one address or from many. At most three
 /// reach the check of the password, and none is answered by an error.
 #[tokio::test(flavor = "multi_thread")]
