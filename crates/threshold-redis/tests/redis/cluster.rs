@@ -129,7 +129,7 @@ async fn attempts_of_waiting_requests_are_each_given_back() {
     let admitted = receipts.len();
     assert!(admitted > 0);
     let other = Facts { user: Some("another"), tenant: Some("acme"), cost: Some(0), ..Facts::default() };
-    let used = async || 500 - nodes[0].peek_async(&other).await.unwrap().readings[1].remaining;
+    let used = async || 500 - nodes[0].peek_async(&other).await.unwrap().readings[0].remaining;
     assert_eq!(used().await, admitted as u64);
     for receipt in &receipts {
         assert_eq!(nodes[0].refund_async(receipt).await, Ok(true));
