@@ -418,11 +418,16 @@ impl Desk {
         }
     }
 
+    /// Returns whether the journal has the strikes and accounts. A store over a network has them itself.
+    fn journal_has_records(&self) -> bool {
+        self.journal.is_some() && self.limiter.store().answers_at_once()
+    }
+
     /// Waits until the strikes of a decision are on disk, at most until `deadline`; marks the decision as degraded after that.
     async fn save_strikes(&self, decision: &mut Decision, deadline: Instant) {
         // Counters may be lost in a crash, strikes may not. So only a decision with a strike pays for a wait on the
         // disk.
-        if self.journal.is_none() || decision.escalations.is_empty() {
+        if decision.escalations.is_empty() || !self.journal_has_records() {
             return;
         }
         // What is left of one deadline, because the requests of a list share it.

@@ -75,7 +75,7 @@ impl Desk {
         }
         // A lock that a crash could undo must not be acknowledged: an attacker who makes the server crash would get
         // new attempts.
-        if self.wait_until_saved(RESULT_TIMEOUT).await.is_err() {
+        if self.journal_has_records() && self.wait_until_saved(RESULT_TIMEOUT).await.is_err() {
             return Ok(None);
         }
         Ok(Some(ended))
