@@ -1,7 +1,10 @@
 //! Requests with an id on a store that other nodes share, so that a repeat to another node is charged once.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use threshold_core::Span;
@@ -104,19 +107,29 @@ impl BegunRequest {
         })
     }
 
-    /// Polls `work`, and renews the lease until it is done.
-    pub(crate) async fn while_renewing<T>(&self, work: impl Future<Output = T>) -> T {
-        let renewing = async {
-            loop {
-                tokio::time::sleep(RENEW_INTERVAL).await;
-                // An error is ignored: the next renewal may succeed within the lease.
-                let _ = self.requests.limiter.begin_request(self.key, LEASE, None).await;
+    /// Polls `work`, and renews the lease until it is done; `None` if another node has taken the request over. `work` is never polled
+    /// after a lease that may be over: a node that was suspended would charge what another one has charged meanwhile.
+    pub(crate) async fn while_renewing<T>(&mut self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        loop {
+            let mut due = pin!(tokio::time::sleep_until(self.since + RENEW_INTERVAL));
+            let done = poll_fn(|context| {
+                // The clock and not the timer, which may be woken after `work`.
+                if self.needs_renewal() || due.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(None);
+                }
+                work.as_mut().poll(context).map(Some)
+            });
+            if let Some(done) = done.await {
+                return Some(done);
             }
-        };
-        tokio::select! {
-            biased;
-            done = work => done,
-            () = renewing => unreachable!("the loop never ends"),
+            let since = Instant::now();
+            let state = self.requests.limiter.begin_request(self.key, LEASE, None).await;
+            // An error is ignored: the next renewal may succeed within the lease, and a store that is away is not charged.
+            if state.is_ok_and(|state| state != RequestState::Begun) {
+                self.ended = true;
+                return None;
+            }
+            self.since = since;
         }
     }
 

@@ -72,6 +72,14 @@ pub(super) struct AnswerSpace<'r> {
     begun: HashMap<Digest, BegunRequest>,
 }
 
+/// Who decides a request.
+enum Claim {
+    /// This node, which has begun it in the shared store, if there is one.
+    Own(Option<BegunRequest>),
+    /// Another node has decided it.
+    Answered(EncodedAnswer),
+}
+
 impl From<RequestIdError> for ApiError {
     fn from(error: RequestIdError) -> Self {
         let (status, code, message) = match error {
@@ -154,15 +162,9 @@ impl RequestIds {
             }
         };
         // Asked only while the local lock is held, so that a burst of repeats costs the store one request.
-        let begun = match &self.shared {
-            None => None,
-            Some(shared) => match nodes::start(shared, key, begun).await? {
-                Started::Begun(begun) => Some(begun),
-                // It is not cached here: the store remembers it until its minute is over.
-                Started::Answered(answer) => return Ok(answer),
-                // A store that does not answer must not stop requests. Repeats to this node are still charged once.
-                Started::Unavailable => None,
-            },
+        let mut begun = match self.start(key, begun).await? {
+            Claim::Own(begun) => begun,
+            Claim::Answered(answer) => return Ok(answer),
         };
         // Before the decision: an answer that was charged and cannot be remembered would break the promise to its
         // caller.
@@ -171,9 +173,16 @@ impl RequestIds {
             None => self.cache.reserve(1, now())?,
         };
         let mut decide = pin!(decide);
-        let answer = match &begun {
-            Some(begun) => begun.while_renewing(decide.as_mut()).await?,
-            None => decide.as_mut().await?,
+        let answer = loop {
+            let Some(own) = &mut begun else { break decide.as_mut().await? };
+            if let Some(decided) = own.while_renewing(decide.as_mut()).await {
+                break decided?;
+            }
+            // Another node has it. If that one charges nothing, it is decided here after all.
+            begun = match self.start(key, None).await? {
+                Claim::Own(begun) => begun,
+                Claim::Answered(answer) => return Ok(answer),
+            };
         };
         // A denial charges nothing, so that a repeat is decided again and may be allowed.
         if answer.charged {
@@ -184,6 +193,18 @@ impl RequestIds {
             begun.end(answer.charged.then(|| encoding::encode_answer(&answer))).await;
         }
         Ok(answer)
+    }
+
+    /// Begins a request in the shared store, if there is one, or waits for the answer of the node that has it.
+    async fn start(&self, key: RequestKey, begun: Option<BegunRequest>) -> Result<Claim, RequestIdError> {
+        let Some(shared) = &self.shared else { return Ok(Claim::Own(None)) };
+        Ok(match nodes::start(shared, key, begun).await? {
+            Started::Begun(begun) => Claim::Own(Some(begun)),
+            // It is not cached here: the store remembers it until its minute is over.
+            Started::Answered(answer) => Claim::Answered(answer),
+            // A store that does not answer must not stop requests. Repeats to this node are still charged once.
+            Started::Unavailable => Claim::Own(None),
+        })
     }
 
     /// Reserves space for the answers to a list, as [`reserve_list`](Self::reserve_list) does, and begins its requests in the

@@ -245,6 +245,31 @@ fn after_the_first_client_disconnects_another_node_can_begin() {
     assert!(post(&mut b, "/v1/check", WAITING).1.contains(r#""allowed":true"#));
 }
 
+/// A node that was suspended while a request waited charged it when it woke, after another node had taken the request over and
+/// charged it.
+///
+/// Woken by: polling `work` before `needs_renewal` is asked in `while_renewing`.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_was_suspended_asks_whose_the_request_is_before_it_charges() {
+    let nodes = Nodes::new();
+    let [a, b] = nodes.ids();
+    let r = key_of(&a, "r");
+    let (fits, charged) = (tokio::sync::Notify::new(), AtomicU8::new(0));
+    let waits = async {
+        fits.notified().await;
+        charged.fetch_add(1, Ordering::Relaxed);
+        Ok(EncodedAnswer { body: "a".into(), charged: true, closed: false, generation: 1 })
+    };
+    let mut first = Box::pin(a.run::<RequestIdError>(r, || nodes.clock.now(), None, waits));
+    assert!(timeout(Duration::from_secs(1), first.as_mut()).await.is_err());
+    nodes.set(11);
+    tokio::time::advance(Duration::from_secs(11)).await;
+    assert_eq!(nodes.run(&b, r, "b").await.unwrap(), "b");
+    fits.notify_one();
+    assert_eq!(first.await.unwrap().body, "b");
+    assert_eq!(charged.into_inner(), 0);
+}
+
 /// Woken by: leaving out the lease in core.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_dies_holds_its_ids_for_ten_seconds() {
