@@ -125,8 +125,15 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 Err(error) => Err(error),
             };
             let failed = settled.err();
-            if let Some(refusal) = self.refusal_of(login, &check, settled.map(|()| outcome), now)? {
-                return Ok(DecidedAttempt { attempted: Attempted::Refused(refusal), failed });
+            match self.refusal_of(login, &check, settled.map(|()| outcome), now) {
+                Ok(None) => {}
+                Ok(Some(refusal)) => return Ok(DecidedAttempt { attempted: Attempted::Refused(refusal), failed }),
+                Err(error) => {
+                    // A lock that is known needs no store either.
+                    let locked = self.locks.refuse(&keys, now).ok_or(error)?;
+                    let attempted = locked.into_answer(self.secrets.present(), Format::PRESENT, now);
+                    return Ok(DecidedAttempt { attempted, failed });
+                }
             }
         }
         let command = Command::BeginLogin { login: login.clone(), keys };
