@@ -298,6 +298,39 @@ async fn a_login_that_fails_closed_does_not_continue_after_the_first_error() {
     assert!(world.limiter.login_attempt_async(&ADA).await.unwrap().token().is_some());
 }
 
+/// A rule that lets nothing through let everything through as soon as its store was away.
+///
+/// Seen to fail after: leaving out `never_fits` in `decide_blind`.
+#[tokio::test]
+async fn what_is_never_allowed_is_denied_in_every_mode_without_the_store() {
+    for mode in ["open", "closed", "local"] {
+        for limit in ["deny = true", "limit = 'none'"] {
+            let rule = "[[rule]]\nname = 'r'\nper = ['user']\n";
+            let world = World::new(&format!("{rule}{limit}\non_store_error = '{mode}'\n"));
+            world.fail(DEAD);
+            assert_eq!(world.check().await.0, Verdict::Deny, "{limit} {mode}");
+            let (recorded, _) = world.limiter.record_async(&user()).await.unwrap();
+            assert!(recorded.allowed(), "a record is never denied: {limit} {mode}");
+        }
+    }
+}
+
+/// A closed login answered 503 for an account that the node knew to be locked, and not the rest of the lock.
+///
+/// Seen to fail after: returning the error of `refusal_of` without asking `self.locks`.
+#[tokio::test]
+async fn a_closed_login_refuses_a_locked_account_without_the_store() {
+    let world = World::new(&format!("[login]\n{}", rule("ladder = \"strict\"")));
+    for _ in 0..3 {
+        assert_eq!(failed_login(&world).await, Ok(true));
+    }
+    assert_eq!(failed_login(&world).await, Ok(false));
+    world.fail(DEAD);
+    assert_eq!(failed_login(&world).await, Ok(false));
+    let other = LoginRequest { account: Some("another"), ..ADA };
+    assert_eq!(world.limiter.login_attempt_async(&other).await.map(drop), Err(LoginError::Store(DEAD)));
+}
+
 #[tokio::test]
 async fn a_login_that_fails_local_locks_in_this_process() {
     let world = World::new("[login]\non_store_error = \"local\"");

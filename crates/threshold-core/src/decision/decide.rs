@@ -1,6 +1,7 @@
 //! Builds decisions: from an outcome, and without one where the store could not answer.
 
 use super::{Cause, Decision, Degraded, PenaltyInForce, PenaltyKind, Reading, Verdict, WarnedBy};
+use crate::bill::Charge;
 use crate::key::{DigestKey, Domain, Part, TraceId};
 use crate::ladder::Penalty;
 use crate::plan::{Plan, Verb};
@@ -199,6 +200,8 @@ impl Plan<'_> {
         }
         match self.listed {
             Some(Listed::Deny) => decision.verdict = Verdict::Ban,
+            // `deny = true` needs no store, so it denies in every mode. Waiting does not help.
+            None if self.never_fits() => decision.verdict = Verdict::Deny,
             None if !open => {
                 decision.verdict = Verdict::Deny;
                 // Nothing is known about the limits. A second is the shortest `Retry-After`, and a store is often back
@@ -208,6 +211,12 @@ impl Plan<'_> {
             Some(Listed::Allow) | None => {}
         }
         decision
+    }
+
+    /// Returns whether an enforced rule allows nothing at all. What has happened is recorded all the same.
+    fn never_fits(&self) -> bool {
+        let never = |charge: &Charge<'_>| charge.enforced() && charge.limit.is_never();
+        self.bill.verb != Verb::Record && self.bill.charges.iter().any(never)
     }
 
     /// Delays an allowed request as a shadow ban does.
