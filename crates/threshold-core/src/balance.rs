@@ -30,7 +30,7 @@ pub struct Checked {
     pub look: Look,
     /// What was charged, if anything was.
     pub mark: Option<Mark>,
-    /// Whether the balance must be saved. A denial usually changes nothing.
+    /// Whether the balance must be saved. A denial changes nothing of what was used.
     pub changed: bool,
     /// The history of its partition. It is not sent.
     pub history: History,
@@ -89,22 +89,27 @@ impl Balance {
         self.blocked_until = self.blocked_until.max(until);
     }
 
-    /// Converts the state into the limit's terms at `now` and looks at it. Returns whether the conversion changed it.
+    /// Looks at the state, which may be in the figures of another limit and stays in them until something is charged. Returns whether
+    /// it was changed all the same: if there is a cost, what lies in the future, after the clock has stepped back, is brought back.
     #[inline]
     pub fn look(&mut self, limit: &Limit, cost: u64, now: Timestamp) -> (Look, bool) {
-        let brought = self.bring(limit, now);
-        (self.peek(limit, cost, now), brought)
+        let (look, changed) = limit.look_beside(&mut self.state, cost, now);
+        (self.with_block(look, now), changed)
     }
 
+    /// Converts the state into the limit's figures at `now`, as a charge does. Returns whether that changed it.
     #[inline]
-    pub(crate) fn bring(&mut self, limit: &Limit, now: Timestamp) -> bool {
+    pub fn bring(&mut self, limit: &Limit, now: Timestamp) -> bool {
         limit.bring(&mut self.state, now)
     }
 
     /// The answer of `limit` about `cost` at `now`. The balance must have been brought to `now`.
-    #[inline]
     pub(crate) fn peek(&self, limit: &Limit, cost: u64, now: Timestamp) -> Look {
-        let look = limit.look(&self.state, cost, now);
+        self.with_block(limit.look(&self.state, cost, now), now)
+    }
+
+    #[inline]
+    fn with_block(&self, look: Look, now: Timestamp) -> Look {
         // A block changes what is answered and not the state: when it ends, the limit is as full as it would be without
         // it.
         if self.blocked_until <= now {
@@ -143,9 +148,10 @@ impl Balance {
         Checked { look, mark, changed: brought || mark.is_some(), history: History::default() }
     }
 
-    /// Charges, whether or not it fits. The balance must have been brought to `now`.
+    /// Converts the state into the limit's figures and charges, whether or not it fits.
     #[inline]
     pub fn charge(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Mark {
+        self.bring(limit, now);
         limit.charge(&mut self.state, cost, now, id)
     }
 

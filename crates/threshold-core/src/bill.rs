@@ -6,9 +6,10 @@
 
 use arrayvec::ArrayVec;
 
+use crate::balance::Balance;
 use crate::key::{Digest, TraceId};
 use crate::ladder::{Ladder, RuleTag, StrikeMode, Violation};
-use crate::limit::Limit;
+use crate::limit::{Limit, Look};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
 use crate::settle::{Exception, Outcome, Settled};
 use crate::time::{Span, Timestamp};
@@ -58,12 +59,15 @@ pub(crate) struct Terms {
     pub(crate) enforced: bool,
     /// Whether the request's outcome decides if it is counted.
     pub(crate) by_outcome: bool,
+    /// Whether requests of one key come with several figures, as under a limit by tier. Where they do not, a balance in other figures
+    /// is from an earlier policy, and the new ones apply to it also if the request is denied.
+    pub(crate) varies: bool,
 }
 
 impl Terms {
     /// The terms of a limit without a rule.
     pub(crate) const OF_ONE_LIMIT: Self =
-        Self { tag: 0, strike: StrikeMode::Window, block_for: None, enforced: true, by_outcome: false };
+        Self { tag: 0, strike: StrikeMode::Window, block_for: None, enforced: true, by_outcome: false, varies: true };
 }
 
 /// An identity that is punished for exceeding limits.
@@ -182,6 +186,16 @@ impl Charge<'_> {
         self.terms.enforced
     }
 
+    /// Looks at its balance, which keeps what it counts in the figures it has where requests come with several. Returns also whether
+    /// that changed it.
+    #[inline]
+    pub fn look(&self, balance: &mut Balance, now: Timestamp) -> (Look, bool) {
+        // A cost of 0 only looks.
+        let brought = self.cost > 0 && !self.terms.varies && balance.bring(self.limit, now);
+        let (look, changed) = balance.look(self.limit, self.cost, now);
+        (look, brought || changed)
+    }
+
     /// Returns the violation of a request that exceeds this limit.
     pub(crate) fn violation(&self) -> Violation {
         Violation::new(self.terms, self.key, self.limit)
@@ -238,7 +252,7 @@ impl OwnedBill {
     }
 
     fn alone(verb: Verb, trace: TraceId, charges: impl IntoIterator<Item = (Digest, Limit, u64)>) -> Self {
-        let terms = Terms { tag: 0, strike: StrikeMode::Window, block_for: None, enforced: true, by_outcome: false };
+        let terms = Terms::OF_ONE_LIMIT;
         let charges = charges.into_iter().take(MAX_CHARGES);
         Self {
             verb,

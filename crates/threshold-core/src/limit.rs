@@ -494,6 +494,26 @@ impl Limit {
         each_limit!(&self.0, limit => bring(limit, state, now), never => false)
     }
 
+    /// Looks at a state in any figures, and changes nothing of what it counts; see [`LimitAlgorithm::look_apart`].
+    #[inline]
+    pub(crate) fn look_beside(&self, state: &mut State, cost: u64, now: Timestamp) -> (Look, bool) {
+        if self.is_brought(state, now) {
+            return (self.look(state, cost, now), false);
+        }
+        self.look_apart(state, cost, now)
+    }
+
+    #[inline]
+    fn is_brought(&self, state: &State, now: Timestamp) -> bool {
+        each_limit!(&self.0, limit => state_of(limit, state).is_none_or(|own| limit.is_brought(own, now)), never => true)
+    }
+
+    #[cold]
+    fn look_apart(&self, state: &mut State, cost: u64, now: Timestamp) -> (Look, bool) {
+        let own = self.in_terms_of(state);
+        each_limit!(&self.0, limit => look_apart(limit, &own, state, cost, now), never => (Look::NEVER, false))
+    }
+
     /// Whether `cost` fits now. The state must have been brought to `now`.
     #[inline]
     pub(crate) fn look(&self, state: &State, cost: u64, now: Timestamp) -> Look {
@@ -654,6 +674,19 @@ fn look<A: LimitAlgorithm>(limit: &A, state: &State, cost: u64, now: Timestamp) 
     match A::State::of(state) {
         Some(own) => limit.look(own, cost, now),
         None => limit.look(&limit.fresh(now), cost, now),
+    }
+}
+
+fn look_apart<A: LimitAlgorithm + InLimit>(
+    limit: &A,
+    own: &Limit,
+    state: &mut State,
+    cost: u64,
+    now: Timestamp,
+) -> (Look, bool) {
+    match A::State::of_mut(state) {
+        Some(state) => limit.look_apart(A::of(own), state, cost, now),
+        None => (limit.look(&limit.fresh(now), cost, now), false),
     }
 }
 

@@ -77,9 +77,9 @@ fn ready_behind_ban<B: Balances + ?Sized>(
     standings: &[Standing],
     now: Timestamp,
 ) -> Timestamp {
-    // On a copy: looking brings a balance to the current limit, and a request under a ban must change none. An observed
+    // On a copy: a look may bring back what lies in the future, and a request under a ban must change nothing. An observed
     // limit never denies, so no client has to wait for it.
     let enforced = bill.charges.iter().enumerate().filter(|(_, charge)| charge.enforced());
-    let limits = enforced.map(|(index, charge)| balances.copied(index).look(charge.limit, charge.cost, now).0.ready_at);
+    let limits = enforced.map(|(index, charge)| charge.look(&mut balances.copied(index), now).0.ready_at);
     limits.chain(standings.iter().map(Standing::denied_until)).max().unwrap_or_default()
 }

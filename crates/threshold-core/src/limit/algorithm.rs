@@ -121,6 +121,29 @@ pub(crate) trait LimitAlgorithm: Copy + Eq + fmt::Debug {
     /// used stays used. Returns whether anything changed.
     fn bring(&self, state: &mut Self::State, now: Timestamp) -> bool;
 
+    /// Whether [`bring`](Self::bring) would leave the state as it is; `false` where that is not quickly said.
+    #[inline]
+    fn is_brought(&self, state: &Self::State, now: Timestamp) -> bool {
+        !self.bring(&mut state.clone(), now)
+    }
+
+    /// Looks at a state that a charge would convert, and leaves what it counts in its own figures, which are those of `own`: a request
+    /// that is charged nothing must not change what was used. What lies in the future, after the clock has stepped back, is brought
+    /// back if there is a cost; returns also whether it was.
+    fn look_apart(&self, own: Option<&Self>, state: &mut Self::State, cost: u64, now: Timestamp) -> (Look, bool) {
+        let own = own.filter(|own| own.is_written_under(state));
+        let changed = cost > 0 && own.is_some_and(|own| own.bring(state, now));
+        let mut brought = state.clone();
+        self.bring(&mut brought, now);
+        let mut look = self.look(&brought, cost, now);
+        if let Some(stays) = own.map(|own| own.look(state, cost, now)) {
+            // It is converted again at each look, and until then leaves as it would without any.
+            look.ready_at = if look.allowed { now } else { look.ready_at.max(stays.ready_at) };
+            look.reset_if_not = look.reset_if_not.max(stays.reset_if_not);
+        }
+        (look, changed)
+    }
+
     /// Whether `cost` fits, and when. The state has been brought to `now`.
     fn look(&self, state: &Self::State, cost: u64, now: Timestamp) -> Look;
 
@@ -200,7 +223,7 @@ pub(crate) trait LimitAlgorithm: Copy + Eq + fmt::Debug {
 }
 
 /// What an algorithm stores of one key.
-pub(crate) trait AlgorithmState: StateSlot {
+pub(crate) trait AlgorithmState: StateSlot + Clone {
     /// The bytes that begin a stored state of this type: never reuse one.
     const TAGS: &'static [u8];
     /// No stored state is longer, its tag included.

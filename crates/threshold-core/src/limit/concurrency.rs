@@ -210,6 +210,18 @@ impl LimitAlgorithm for Concurrency {
         changed
     }
 
+    #[inline]
+    fn is_brought(&self, state: &Holds, now: Timestamp) -> bool {
+        state.silent_from() <= now.plus(self.ttl)
+    }
+
+    /// A hold ends as it would without this look, also if that is later than it could end under this ttl.
+    fn look_apart(&self, _own: Option<&Self>, state: &mut Holds, cost: u64, now: Timestamp) -> (Look, bool) {
+        let longest = Self { ttl: self.ttl.max(state.ttl.span()), ..*self };
+        let changed = cost > 0 && longest.bring(state, now);
+        (self.look(state, cost, now), changed)
+    }
+
     fn look(&self, state: &Holds, cost: u64, now: Timestamp) -> Look {
         let used = sum(state.in_flight(now));
         let available = self.quota.saturating_sub(used);

@@ -61,6 +61,22 @@ impl Sliding {
         changed
     }
 
+    /// Looks at entries that are kept under another period: each counts until the shorter of both is over.
+    pub(super) fn look_apart(&self, state: &Entries, cost: u64, now: Timestamp) -> Look {
+        let mut state = state.clone();
+        state.drop_left(now);
+        let stays = Self { period: state.period, ..*self }.look(&state, cost, now);
+        state.period = self.period;
+        let mut look = self.look(&state, cost, now);
+        look.ready_at = look.ready_at.min(stays.ready_at);
+        look.reset_if_not = look.reset_if_not.min(stays.reset_if_not);
+        look
+    }
+
+    pub(super) fn is_brought(&self, state: &Entries) -> bool {
+        state.period == self.period && state.entries.last().is_none_or(|last| last.time <= self.kept_at)
+    }
+
     pub(super) fn look(&self, state: &Entries, cost: u64, now: Timestamp) -> Look {
         let entries = state.in_view(now);
         let used = sum(entries);
@@ -141,6 +157,11 @@ impl Entries {
     fn in_view(&self, now: Timestamp) -> &[Entry] {
         let gone = self.entries.partition_point(|entry| self.has_left(entry, now));
         self.entries.get(gone..).unwrap_or_default()
+    }
+
+    /// Whether an entry lies further ahead than the end of any sub-window.
+    pub(super) fn is_of_the_future(&self, now: Timestamp) -> bool {
+        self.entries.last().is_some_and(|last| last.time > now.plus(self.period))
     }
 
     fn drop_left(&mut self, now: Timestamp) {

@@ -120,6 +120,17 @@ impl LimitAlgorithm for SlidingLog {
         self.at(now).bring(state, now)
     }
 
+    #[inline]
+    fn is_brought(&self, state: &Entries, now: Timestamp) -> bool {
+        self.at(now).is_brought(state)
+    }
+
+    fn look_apart(&self, own: Option<&Self>, state: &mut Entries, cost: u64, now: Timestamp) -> (Look, bool) {
+        let own = own.filter(|_| cost > 0 && state.is_of_the_future(now));
+        let changed = own.is_some_and(|own| own.bring(state, now));
+        (self.at(now).look_apart(state, cost, now), changed)
+    }
+
     fn look(&self, state: &Entries, cost: u64, now: Timestamp) -> Look {
         self.at(now).look(state, cost, now)
     }

@@ -31,6 +31,9 @@ pub(crate) use refunded::RefundedBucket;
 const MAX_FILL: Span = Span::from_secs(1_000 * 365 * 86_400);
 /// Fractional bits kept while used cost is converted from one rate to another: a millionth of a unit.
 const CARRY_BITS: u32 = 20;
+/// A level further ahead than this, and than the burst that asks can leave it, was written before the clock stepped back. Few bursts
+/// take longer to refill.
+pub(super) const FUTURE: Span = Span::from_secs(600);
 
 /// A token bucket: L per W, refilled smoothly, `burst` at once.
 #[derive(Debug, Clone, Copy, Eq)]
@@ -232,9 +235,20 @@ impl TokenBucket {
     #[cold]
     fn look_at_other_figures(&self, level: &Level, cost: u64, now: Timestamp) -> Look {
         if !self.is_overdrawn(level, now) {
-            let mut level = *level;
-            self.convert(&mut level, now);
-            return self.look_exactly(&level, cost, now);
+            let mut converted = *level;
+            self.convert(&mut converted, now);
+            let mut look = self.look_exactly(&converted, cost, now);
+            // Until it is charged it refills at its own rate, and is converted at each look, which rounds up.
+            let own = level.interval();
+            let rounded =
+                u128::from(own.step >> CARRY_BITS).saturating_add(u128::from(own.step.div_ceil(self.interval.step)));
+            let stays = level.moment().saturating_add(rounded).saturating_add(1);
+            if !look.allowed && cost <= self.burst {
+                let refilled = own.cost(self.burst.saturating_sub(cost));
+                look.ready_at = look.ready_at.max(own.round_up(stays.saturating_sub(refilled)));
+            }
+            look.reset_if_not = look.reset_if_not.max(own.round_up(stays));
+            return look;
         }
         // The level refills at its own rate until this limit can count it, and then at the rate of this limit, or still at its
         // own if nothing asks in between. The slower of the two is promised.
@@ -423,6 +437,21 @@ impl LimitAlgorithm for TokenBucket {
             Bucket::Plain(level) => self.bring_level(level, now),
             Bucket::Refunded(_) => self.bring_refunded(bucket, now),
         }
+    }
+
+    #[inline]
+    fn is_brought(&self, bucket: &Bucket, now: Timestamp) -> bool {
+        let Bucket::Plain(level) = bucket else { return false };
+        let ahead = level.full_at.since(now).micros();
+        level.is_in_terms_of(self) && self.whole_capacity.is_some_and(|capacity| ahead <= capacity)
+    }
+
+    fn look_apart(&self, own: Option<&Self>, bucket: &mut Bucket, cost: u64, now: Timestamp) -> (Look, bool) {
+        // Not what a larger burst has left there.
+        let is_future = cost > 0 && bucket.level().full_at > now.plus(FUTURE);
+        let own = own.filter(|own| is_future && own.is_written_under(bucket));
+        let changed = own.is_some_and(|own| own.bring(bucket, now));
+        (self.look(bucket, cost, now), changed)
     }
 
     #[inline]

@@ -146,8 +146,8 @@ impl Account {
         let budget = Limit::from(login.account);
         let track = self.track(factor, device);
         track.bring(login, now);
-        // Only to bring the budget to the current limit and time. `locked` decides, because it also counts attempts under way.
-        let _ = track.budget.look(&budget, 1, now);
+        // `locked` decides, because it also counts attempts under way.
+        track.budget.bring(&budget, now);
         if let Some(until) = track.locked(login, now) {
             return Err(until.unless_never());
         }

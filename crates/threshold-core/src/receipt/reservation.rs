@@ -114,7 +114,7 @@ impl Adjustment {
             // Under the limit of the balance, not of the receipt. The policy may have replaced the receipt's limit since,
             // and converting the balance back to it could forget use.
             let limit = charged.limit.in_terms_of(&balance.state);
-            balance.charge(&limit, charged.mark.amount, now, self.more.id);
+            limit.charge(&mut balance.state, charged.mark.amount, now, self.more.id);
         }
     }
 }

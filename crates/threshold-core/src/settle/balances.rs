@@ -20,10 +20,10 @@ pub trait Balances {
         None
     }
 
-    /// Brings a balance into its limit's terms at `now` and looks at it. Returns whether bringing changed it.
+    /// Looks at a balance as [`Charge::look`] does. Returns whether that changed it.
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool);
 
-    /// Charges a balance, after a look at the same `now`. Does not check again whether the cost fits.
+    /// Charges a balance as [`Balance::charge`] does, after a look at the same `now`. Does not check again whether the cost fits.
     fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark;
 
     /// Returns whether a pause or `block_for` denies the key at `now`, whatever fits.
@@ -49,8 +49,8 @@ impl Balances for [Balance] {
     #[inline]
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
         match self.get_mut(index) {
-            Some(balance) => balance.look(charge.limit, charge.cost, now),
-            None => Balance::default().look(charge.limit, charge.cost, now),
+            Some(balance) => charge.look(balance, now),
+            None => charge.look(&mut Balance::default(), now),
         }
     }
 

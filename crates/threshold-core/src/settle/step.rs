@@ -99,8 +99,8 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             denied |= charge.enforced() && !look.allowed;
             let _ =
                 self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, exception: Exception::None });
-            // Saved even if the request is denied. Otherwise the next request would convert the same old state once
-            // more.
+            // Saved even if the request is denied: after the clock has stepped back, a state from the future would otherwise
+            // deny until then.
             if brought {
                 self.outcome.mark_balance(index);
             }

@@ -7,13 +7,14 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use threshold_core::bill::Charge;
+use threshold_core::command::Command;
 use threshold_core::headers::{BodyForm, denial_body, header_fields};
 use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
 use threshold_core::{Decision, Facts, Ledger, Limit, Policy, Reading, Span, Timestamp, TraceId, Verdict};
 
 use crate::world::{
-    ALICE, PlainStore, RuleShape, World, noticed, parsed, place, rules, start, text_of, trace, with_a_ladder,
+    ALICE, PlainStore, RuleShape, World, gap, noticed, parsed, place, rules, start, text_of, trace, with_a_ladder,
 };
 
 /// Returns the order of a rule: its layer, then its position in the file, which is in its name.
@@ -41,6 +42,57 @@ fn must_bind(decision: &Decision, policy: &Policy) -> Option<usize> {
 
 proptest! {
     #![proptest_config(crate::cases(192))]
+
+    /// A caller of a read-only endpoint, or one who is denied, emptied the window of a client with two tiers. What is asked under one
+    /// tier without being charged changes no decision under another one.
+    ///
+    /// Seen to fail after: calling `self.bring` in `Limit::look_beside` whatever the figures are.
+    #[test]
+    fn what_is_not_charged_changes_no_decision_under_another_tier(
+        algorithm in select(&["token-bucket", "fixed-window", "sliding-window", "sliding-log", "sliding-estimate"][..]),
+        start in start(),
+        steps in vec((gap(), any::<bool>(), 0..7u64, 0..4u8), 1..60),
+    ) {
+        let policy = parsed(&format!("
+            [identity]
+            default_tier = 'free'
+            [tiers.free]
+            requests = '5/s'
+            [tiers.pro]
+            requests = '10/min'
+            [[rule]]
+            name = 'plan'
+            per = ['user']
+            limit = 'tier'
+            algorithm = '{algorithm}'
+            [[rule]]
+            name = 'tenant'
+            per = ['tenant']
+            limit = '6/10s'
+            algorithm = 'sliding-log'
+        "));
+        let (mut now, mut asked, mut charged) = (start, Ledger::default(), Ledger::default());
+        for (index, (gap, is_pro, cost, act)) in steps.into_iter().enumerate() {
+            now = now.plus(gap);
+            let tier = Some(if is_pro { "pro" } else { "free" });
+            let trace = TraceId::from_u128(index as u128 + 1);
+            let facts = Facts { user: Some("u"), tenant: Some("t"), tier, cost: Some(cost), trace, ..Facts::default() };
+            let verb = if act == 0 { Verb::Peek } else { Verb::Check };
+            // A cost that never fits cannot be planned.
+            let Ok(plan) = policy.plan_for(verb, &facts) else { continue };
+            if act == 1 {
+                for charge in plan.charges() {
+                    let (key, limit) = (charge.key(), *charge.limit());
+                    asked.execute(&Command::Limit { key, limit, cost: 0, id: trace }, now);
+                }
+            }
+            let is_charged = asked.decide(&policy, verb, &facts, now).unwrap().decision;
+            let verb = if is_charged.allowed() { verb } else { Verb::Peek };
+            let expected = charged.decide(&policy, verb, &facts, now).unwrap().decision;
+            let figures = |decision: &Decision| format!("{:?} {:?}", decision.verdict, decision.readings);
+            prop_assert_eq!(figures(&is_charged), figures(&expected));
+        }
+    }
 
     /// A denied check changes no balance, except that a limit with `block_for` then has no room. An allowed check takes its cost
     /// once from every limit that it meets and that has room, which is every enforced one unless a rung has lifted it, and from

@@ -67,20 +67,23 @@ impl Field for Box<OwnedBill> {
 impl Field for OwnedCharge {
     fn write(&self, out: &mut Writer) {
         let Self { key, limit, cost, terms, subject } = self;
-        let Terms { tag, strike, block_for, enforced, by_outcome } = terms;
-        let fields: [&dyn Field; 9] = [key, limit, cost, tag, strike, block_for, enforced, by_outcome, subject];
+        let Terms { tag, strike, block_for, enforced, by_outcome, varies } = terms;
+        let fields: [&dyn Field; 6] = [key, limit, cost, tag, strike, block_for];
         fields.into_iter().for_each(|field| field.write(out));
+        out.byte(u8::from(*enforced) | u8::from(*varies) << 1);
+        by_outcome.write(out);
+        subject.write(out);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let (key, limit, cost) = (take(from)?, take(from)?, take(from)?);
-        let terms = Terms {
-            tag: take(from)?,
-            strike: take(from)?,
-            block_for: take(from)?,
-            enforced: take(from)?,
-            by_outcome: take(from)?,
-        };
+        let (tag, strike, block_for) = (take(from)?, take(from)?, take(from)?);
+        let bits = from.byte()?;
+        if bits > 3 {
+            return Err(WRONG_BILL);
+        }
+        let (enforced, varies) = (bits & 1 != 0, bits & 2 != 0);
+        let terms = Terms { tag, strike, block_for, enforced, by_outcome: take(from)?, varies };
         Ok(Self { key, limit, cost, terms, subject: take(from)? })
     }
 }

@@ -6,7 +6,10 @@ use proptest::sample::select;
 
 use super::cases;
 use super::world::{FEW, Shape, World, close, gaps, indebted, shapes, shares, starts, traces};
+use crate::balance::Balance;
+use crate::key::TraceId;
 use crate::limit::model::Model;
+use crate::limit::token_bucket::FUTURE;
 use crate::limit::{Algorithm, Limit};
 use crate::time::{Span, Timestamp};
 
@@ -75,6 +78,46 @@ proptest! {
         // The wait is bounded by what both limits take to refill.
         let whole = |limit: &Limit| limit.longest().micros() + 2;
         prop_assert!(waited.micros() <= whole(&old.limit()) + whole(&new));
+    }
+
+    /// Whatever is asked under two limits of one key, later answers depend on what was charged and on nothing else: a look, a cost of
+    /// 0 and a denied request change no balance. A client who waits as long as it was told gets in, unless others release what it
+    /// waits for.
+    ///
+    /// Woken by: calling `self.bring` in `Limit::look_beside` whatever the figures are; in turn, leaving out `max(stays.ready_at)`
+    /// in `LimitAlgorithm::look_apart`, `min(stays.ready_at)` in `Sliding::look_apart` and `rounded` in
+    /// `TokenBucket::look_at_other_figures`.
+    #[test]
+    fn looks_and_denials_change_no_later_answer(
+        shapes in (shapes(), shapes()),
+        start in starts(),
+        steps in vec((gaps(), any::<bool>(), any::<bool>(), shares()), 1..40),
+    ) {
+        let limits = [shapes.0.limit(), shapes.0.with_figures_of(shapes.1).limit()];
+        // A bucket that takes longer to refill could have been written before the clock stepped back.
+        prop_assume!(limits.iter().all(|limit| !limit.refills_smoothly() || limit.shown_period() <= FUTURE));
+        let (mut now, mut id) = (start, 0);
+        let (mut asked, mut charged) = (Balance::default(), Balance::default());
+        for (gap, other, is_look, share) in steps {
+            let limit = &limits[usize::from(other)];
+            (now, id) = (now.plus(gap.after(now, limit)), id + 1);
+            let cost = share.of(limit.capacity());
+            let expected = charged.clone().look(limit, cost, now).0;
+            let look = if is_look {
+                asked.look(limit, cost, now).0
+            } else {
+                let checked = asked.check(limit, cost, now, TraceId::from_u128(id));
+                if checked.mark.is_some() {
+                    prop_assert_eq!(charged.check(limit, cost, now, TraceId::from_u128(id)), checked);
+                }
+                checked.look
+            };
+            prop_assert_eq!(look, expected, "{}", limit);
+            if !look.allowed && cost <= limit.capacity() && !limit.is_concurrency() {
+                let (then, _) = asked.clone().look(limit, cost, look.ready_at);
+                prop_assert!(then.allowed, "{limit}: asked {cost} at {now:?}, told {:?}", look.ready_at);
+            }
+        }
     }
 
     /// A fresh balance takes its whole capacity at once, unit by unit, and not one more.

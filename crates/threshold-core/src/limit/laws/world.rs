@@ -331,9 +331,8 @@ impl World {
     }
 
     pub(super) fn check(&mut self, cost: u64) -> Look {
-        // A denied request may store what it brought, too.
-        self.balance.bring(&self.limit, self.now);
-        let look = self.look(cost);
+        // A denied request may store what it brought back from the future, too.
+        let (look, _) = self.balance.look(&self.limit, cost, self.now);
         if look.allowed {
             self.record(cost);
         }
@@ -342,8 +341,6 @@ impl World {
 
     /// Charges behind the world's back.
     pub(super) fn charge(&mut self, cost: u64, id: TraceId) -> Mark {
-        // Stores bring a balance before each use, and the laws must hold for exactly that.
-        self.balance.bring(&self.limit, self.now);
         self.balance.charge(&self.limit, cost, self.now, id)
     }
 

@@ -123,7 +123,14 @@ impl Loader<'_> {
         let flag = |flag: &Option<crate::policy::file::Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
         let strike = file.strike.as_ref().map_or(StrikeMode::Window, |name| name.value.into());
         let mode = file.mode.as_ref().map_or(Mode::Enforce, |name| name.value.into());
-        let terms = Terms { tag: 0, strike, block_for, enforced: mode == Mode::Enforce, by_outcome: count.is_some() };
+        let terms = Terms {
+            tag: 0,
+            strike,
+            block_for,
+            enforced: mode == Mode::Enforce,
+            by_outcome: count.is_some(),
+            varies: matches!(measure, Measure::Tier(_) | Measure::NamedByTier(_)),
+        };
         let mut rule = Rule {
             name: file.name.value.as_str().into(),
             layer,

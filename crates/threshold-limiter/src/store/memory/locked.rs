@@ -187,7 +187,7 @@ impl Balances for Locked<'_> {
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
         let (limit, cost) = (charge.limit(), charge.cost());
         let limits = self.limits;
-        let Some((shard, entry)) = self.known(index) else { return Balance::default().look(limit, cost, now) };
+        let Some((shard, entry)) = self.known(index) else { return charge.look(&mut Balance::default(), now) };
         if let (Some(slot), Some(limits)) = (entry.slot, limits)
             && let Some(seen) = Seen::at(slot, limit, limits)
             && let Some((look, charged)) = seen.look(limit, cost, now)
@@ -195,8 +195,7 @@ impl Balances for Locked<'_> {
             entry.charged = charged;
             return (look, false);
         }
-        // The look converts the balance to this limit, and that is saved: a later charge begins from it.
-        shard.with_whole(entry.at, limit, |balance| balance.look(limit, cost, now))
+        shard.look(entry.at, charge, now)
     }
 
     #[inline]

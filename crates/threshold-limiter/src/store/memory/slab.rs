@@ -28,21 +28,25 @@ impl Slab {
         self.entries.get(usize::try_from(number).ok()?)?.as_deref()
     }
 
-    /// Changes a balance, which is under `limit` from now on. Returns its small form too, if it fits into a slot now.
+    /// Changes a balance, which is under `limit` from now on if `change` returns `true` too. Returns its small form, if it then fits into
+    /// a slot.
     pub(super) fn change<T>(
         &mut self,
         number: u32,
         limit: &Limit,
-        change: impl FnOnce(&mut Balance) -> T,
+        change: impl FnOnce(&mut Balance) -> (T, bool),
     ) -> (T, Option<Small>) {
         let entry = usize::try_from(number).ok().and_then(|at| self.entries.get_mut(at)).and_then(Option::as_mut);
-        let Some(large) = entry else { return (change(&mut Balance::default()), None) };
+        let Some(large) = entry else { return (change(&mut Balance::default()).0, None) };
         // Measured before the change, which may grow or shrink the part on the heap.
         let before = bytes_of(large);
-        let changed = change(&mut large.balance);
+        let (answer, changed) = change(&mut large.balance);
+        if !changed {
+            return (answer, None);
+        }
         large.limit = *limit;
         self.bytes = self.bytes.saturating_sub(before).saturating_add(bytes_of(large));
-        (changed, large.balance.to_small(limit))
+        (answer, large.balance.to_small(limit))
     }
 
     pub(super) fn insert(&mut self, limit: Limit, balance: Balance) -> Option<u32> {

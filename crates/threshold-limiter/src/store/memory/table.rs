@@ -8,6 +8,7 @@ use std::sync::{Arc, TryLockError};
 
 use self_cell::{MutBorrow, self_cell};
 use threshold_core::balance::{Checked, Small};
+use threshold_core::bill::Charge;
 use threshold_core::limit::{Look, Mark};
 use threshold_core::receipt::History;
 use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
@@ -234,14 +235,23 @@ impl<'s> Open<'s> {
 
     /// Changes the balance in a slot, which is under `limit` from now on.
     pub(super) fn with_whole<T>(&mut self, place: usize, limit: &Limit, change: impl FnOnce(&mut Balance) -> T) -> T {
-        self.with_whole_as(place, (limit, Figures::Numbered), change)
+        self.with_whole_as(place, (limit, Figures::Numbered), |balance| (change(balance), true))
     }
 
+    /// Looks at the balance in a slot, and saves it only if that changed it.
+    pub(super) fn look(&mut self, place: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
+        self.with_whole_as(place, (charge.limit(), Figures::Numbered), |balance| {
+            let (look, changed) = charge.look(balance, now);
+            ((look, changed), changed)
+        })
+    }
+
+    /// Calls `change` with the balance in a slot, and saves it under this limit if that returns `true` too.
     fn with_whole_as<T>(
         &mut self,
         place: usize,
         (limit, figures): (&Limit, Figures),
-        change: impl FnOnce(&mut Balance) -> T,
+        change: impl FnOnce(&mut Balance) -> (T, bool),
     ) -> T {
         // The place must be that of a key. In an empty slot the words would be written without a digest, and no probe
         // would find them.
@@ -249,22 +259,22 @@ impl<'s> Open<'s> {
         let (kind, _, number) = parts(slot[3]);
         if kind != LARGE {
             let mut balance = self.unpack(&slot);
-            let changed = change(&mut balance);
+            let (answer, changed) = change(&mut balance);
             // `None` only if the slab has no number left. The balance then stays as it was.
-            if let Some(words) = self.pack(limit, figures, balance) {
+            if changed && let Some(words) = self.pack(limit, figures, balance) {
                 self.slots.set_words(place, words);
             }
-            return changed;
+            return answer;
         }
         // The figure of a large balance is its number in the slab.
         let number = u32::try_from(number).unwrap_or(u32::MAX);
-        let (changed, small) = self.inside.large.change(number, limit, change);
+        let (answer, small) = self.inside.large.change(number, limit, change);
         // A balance that has become small, for instance because its block is over, moves back into its slot.
         if let Some(words) = small.and_then(|small| packed(small, self.number(limit, figures)?)) {
             self.inside.large.remove(number);
             self.slots.set_words(place, words);
         }
-        changed
+        answer
     }
 
     fn large(&self, place: usize) -> Option<&Large> {
@@ -295,7 +305,7 @@ impl<'s> Open<'s> {
             // The charge does not fit into the slot, or the look itself changes the balance.
             Some((_, None)) | None => {}
         }
-        self.with_whole(place, limit, |balance| balance.check(limit, cost, now, id))
+        self.with_whole_as(place, (limit, Figures::Numbered), checked(limit, cost, now, id))
     }
 
     /// Decides as [`check`](Self::check) does, and stores the figures of the limit with the balance: a caller who chooses another
@@ -310,7 +320,7 @@ impl<'s> Open<'s> {
     ) -> Checked {
         let carried = (limit, Figures::Carried);
         match self.slots.find(key) {
-            Ok(place) => self.with_whole_as(place, carried, |balance| balance.check(limit, cost, now, id)),
+            Ok(place) => self.with_whole_as(place, carried, checked(limit, cost, now, id)),
             Err(_) => self.check_new(key, carried, cost, now, id),
         }
     }
@@ -364,7 +374,7 @@ impl<'s> Open<'s> {
     /// Restores a balance from before a restart. The caller has made room. The policy may no longer have the limit.
     pub(super) fn restore(&mut self, key: Digest, limit: &Limit, balance: Balance) {
         match self.slots.find(key) {
-            Ok(place) => self.with_whole_as(place, (limit, Figures::Restored), |own| *own = balance),
+            Ok(place) => self.with_whole_as(place, (limit, Figures::Restored), |own| (*own = balance, true)),
             Err(_) => self.add_as(key, (limit, Figures::Restored), balance),
         }
     }
@@ -523,6 +533,14 @@ impl<'s> Open<'s> {
         let (_, number, figure) = parts(slot[3]);
         let Some(limit) = self.limits.get(number) else { return Balance::default() };
         Balance::from_small(Small { large: slot[2], figure }, limit)
+    }
+}
+
+/// Checks a balance, and says whether it must be saved.
+fn checked(limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> impl FnOnce(&mut Balance) -> (Checked, bool) {
+    move |balance| {
+        let checked = balance.check(limit, cost, now, id);
+        (checked, checked.changed)
     }
 }
 

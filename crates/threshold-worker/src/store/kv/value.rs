@@ -79,8 +79,7 @@ impl Form {
     /// Returns the value of a balance.
     pub(in crate::store) fn write(self, balance: &Balance, limit: &Limit, now: Timestamp) -> String {
         let mut brought = balance.clone();
-        // Brings it into the terms of the limit.
-        let _ = brought.look(limit, 0, now);
+        brought.bring(limit, now);
         let small = brought.without_block().to_small(limit);
         let block = if balance.is_blocked(now) {
             format!(",\"blockedUntil\":{}", balance.blocked_until().micros().div_ceil(1_000).min(LAST))
