@@ -224,9 +224,31 @@ impl Desk {
         self.limiter.control_losses()
     }
 
-    /// Returns how many charges of requests that were admitted without the store were not kept for its return.
+    /// Returns how many charges of requests that were admitted without the store it will not hear of.
     pub(crate) fn charges_lost(&self) -> u64 {
         self.limiter.lost_charges()
+    }
+
+    /// Returns how many charges of requests that were admitted without the store it may have recorded or not.
+    pub(crate) fn charges_unanswered(&self) -> u64 {
+        self.limiter.unanswered_charges()
+    }
+
+    /// Returns whether charges of requests that were admitted without the store wait for it.
+    pub(crate) fn has_waiting_charges(&self) -> bool {
+        self.limiter.waiting_charges() > 0
+    }
+
+    /// Gives up the charges that wait for the store, because the server ends.
+    pub(crate) fn abandon_charges(&self) {
+        self.limiter.abandon_charges();
+        self.count_charges();
+    }
+
+    /// Brings the metrics of charges up to date.
+    pub(crate) fn count_charges(&self) {
+        self.metrics.set_charges_lost(self.charges_lost());
+        self.metrics.set_charges_unanswered(self.charges_unanswered());
     }
 
     /// Returns the shadow bans that this server has brought, those that end last first.

@@ -32,6 +32,7 @@ pub(crate) struct Metrics {
     registry: Registry,
     store_differences: Counter,
     charges_lost: Counter,
+    charges_unanswered: Counter,
     store_up: Gauge,
     share_nodes: Gauge,
     login_failures: Counter,
@@ -94,6 +95,7 @@ impl Metrics {
             registry: Registry::default(),
             store_differences: Counter::default(),
             charges_lost: Counter::default(),
+            charges_unanswered: Counter::default(),
             store_up: Gauge::default(),
             share_nodes: Gauge::default(),
             login_failures: Counter::default(),
@@ -128,6 +130,11 @@ impl Metrics {
             "threshold_charges_lost",
             "Charges of requests admitted without the store that it will not hear of, because too many keys waited for its return",
             self.charges_lost.clone(),
+        );
+        registry.register(
+            "threshold_charges_unanswered",
+            "Charges of requests admitted without the store that it may have recorded or not, because its answer did not come",
+            self.charges_unanswered.clone(),
         );
         registry.register(
             "threshold_store_up",
@@ -192,6 +199,11 @@ impl Metrics {
     /// Counts charges that the store will not hear of.
     pub(crate) fn set_charges_lost(&self, total: u64) {
         raise(&self.charges_lost, total);
+    }
+
+    /// Counts charges of which it is not known whether the store has them.
+    pub(crate) fn set_charges_unanswered(&self, total: u64) {
+        raise(&self.charges_unanswered, total);
     }
 
     /// Sets whether the store answers.
@@ -279,6 +291,7 @@ mod tests {
         assert!(metrics.set_store_differences(2) && !metrics.set_store_differences(2));
         for total in [3, 5, 4] {
             metrics.set_charges_lost(total);
+            metrics.set_charges_unanswered(total);
             metrics.set_events_unnamed(total);
             metrics.set_events_lost(total);
             metrics.set_sink_lost("file-1", total);
@@ -294,6 +307,7 @@ mod tests {
         for line in [
             "threshold_store_differences_total 2",
             "threshold_charges_lost_total 5",
+            "threshold_charges_unanswered_total 5",
             "threshold_events_unnamed_total 5",
             "threshold_events_lost_total 5",
             r#"threshold_sink_lost_total{sink="file-1"} 5"#,

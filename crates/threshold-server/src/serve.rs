@@ -65,6 +65,8 @@ const BANS_PAUSE: Duration = Duration::from_millis(500);
 /// How long a server that stops waits for a shared store to take back what was charged for denied requests. Far longer than a store
 /// needs that answers, and short beside `--drain`.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(2);
+/// The pause between two looks at a store that does not answer meanwhile.
+const GIVE_BACK_PAUSE: Duration = Duration::from_millis(50);
 /// How long a server that stops waits for receivers of events and alerts. One that answers needs less.
 const SINKS_WAIT: Duration = Duration::from_secs(5);
 const JOURNAL_UNUSABLE: &str = "cannot use the journal (--db FILE names another, --no-db runs without one)";
@@ -148,7 +150,9 @@ pub(crate) fn run_with(
         started(Arc::clone(&app));
         let running = RunningServers::start(servers, duration(args.drain));
         let Stopped { at_once, failed } = serve(running, Arc::clone(&app), reloader, signals).await;
-        give_back(&app.desk, shared.filter(|_| !at_once)).await;
+        if let Some(store) = shared {
+            give_back(&app.desk, &store, at_once).await;
+        }
         let closed = close(Arc::clone(&app), duration(args.drain)).await;
         close_sinks(app, at_once).await;
         if let Some(exporter) = exporter.filter(|_| !at_once) {
@@ -214,15 +218,27 @@ async fn read_bans(desk: &Desk) -> anyhow::Result<()> {
 
 /// Gives back what was charged in a shared store for requests that were denied or refused, and records what was admitted without
 /// it. No other node would do it, and the charges would stay until their windows end.
-async fn give_back(desk: &Desk, shared: Option<Arc<RedisStore>>) {
-    let Some(store) = shared else { return };
+async fn give_back(desk: &Desk, store: &RedisStore, at_once: bool) {
     let returned = async {
-        // A late answer is heard by the next look at the log. A store that cannot be reached will not return in this time; one that
-        // is slow may answer the second question.
-        while desk.apply_remote_changes().await == Err(StoreError::Timeout) {}
+        loop {
+            // A late answer is heard by the next look at the log. One that is slow may answer the second question.
+            let applied = desk.apply_remote_changes().await;
+            if applied != Err(StoreError::Timeout) && !desk.has_waiting_charges() {
+                break;
+            }
+            tokio::time::sleep(GIVE_BACK_PAUSE).await;
+        }
         store.returned().await;
     };
-    if tokio::time::timeout(GIVE_BACK_WAIT, returned).await.is_err() {
+    let (lost, unanswered) = (desk.charges_lost(), desk.charges_unanswered());
+    let at_most = if at_once { Duration::ZERO } else { GIVE_BACK_WAIT };
+    let is_late = tokio::time::timeout(at_most, returned).await.is_err();
+    desk.abandon_charges();
+    let lost = desk.charges_lost().saturating_sub(lost);
+    let unanswered = desk.charges_unanswered().saturating_sub(unanswered);
+    if lost > 0 || unanswered > 0 {
+        tracing::error!(lost, unanswered, "charges of requests that were admitted without the store not recorded");
+    } else if is_late && !at_once {
         tracing::warn!("charges of denied requests not given back in time");
     }
 }

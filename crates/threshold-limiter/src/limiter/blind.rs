@@ -1,6 +1,6 @@
 //! What was admitted without the store, so that the store counts it when it returns; and what a store charged too late.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::PoisonError;
 
@@ -38,11 +38,29 @@ struct Blind {
     charges: BTreeMap<Place, BlindCharge>,
     /// The last charge that was taken out. The next ones follow it, so that a partition which is away does not keep the others waiting.
     taken: Option<Place>,
-    /// Requests that the store did not answer in time, whether they were admitted, and when.
-    awaited: HashMap<TraceId, (bool, Timestamp)>,
+    /// The number of charges that are being recorded.
+    recording: u64,
+    /// Requests that the store did not answer in time.
+    awaited: HashMap<TraceId, Awaited>,
     /// Commands that withdraw what was charged too late.
     withdrawals: Vec<Command>,
     lost: u64,
+    unanswered: u64,
+}
+
+/// A request that was decided without the answer that it waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Awaited {
+    is_admitted: bool,
+    /// How many charges it has made if it was admitted.
+    charges: u64,
+    since: Timestamp,
+}
+
+impl Awaited {
+    fn is_over(&self, now: Timestamp) -> bool {
+        now.since(self.since) >= AWAITED_FOR
+    }
 }
 
 type Place = (Partition, Digest);
@@ -53,9 +71,15 @@ type Place = (Partition, Digest);
 struct BlindCharge {
     limit: Limit,
     balance: Balance,
+    /// The number of requests.
+    charges: u64,
 }
 
 impl BlindCharge {
+    fn new(limit: Limit) -> Self {
+        Self { limit, balance: Balance::default(), charges: 0 }
+    }
+
     fn add(&mut self, limit: Limit, cost: u64, now: Timestamp) {
         self.limit = limit;
         // A balance contains neither its key nor, under a limit over time, the ids of its charges.
@@ -82,20 +106,24 @@ impl BlindCharges {
                 blind.lost = blind.lost.saturating_add(1);
                 continue;
             }
-            let empty = || BlindCharge { limit, balance: Balance::default() };
-            blind.charges.entry(place).or_insert_with(empty).add(limit, cost, now);
+            let charge = blind.charges.entry(place).or_insert_with(|| BlindCharge::new(limit));
+            charge.add(limit, cost, now);
+            charge.charges = charge.charges.saturating_add(1);
         }
     }
 
     /// Notes how a request was decided that the store has not answered in time.
-    pub(super) fn awaits(&self, request: TraceId, is_admitted: bool, now: Timestamp) {
+    pub(super) fn awaits(&self, bill: &Bill<'_>, is_admitted: bool, now: Timestamp) {
+        let charges = if is_admitted { count(bill) } else { 0 };
         let mut blind = self.lock();
         if blind.awaited.len() >= MAX_AWAITED {
-            blind.awaited.retain(|_, (_, since)| now.since(*since) < AWAITED_FOR);
+            blind.forget_awaited(now);
         }
         // Without room the charge of a refused request stays: that denies too much, never too little.
         if blind.awaited.len() < MAX_AWAITED {
-            blind.awaited.insert(request, (is_admitted, now));
+            blind.awaited.insert(bill.trace(), Awaited { is_admitted, charges, since: now });
+        } else {
+            blind.unanswered = blind.unanswered.saturating_add(charges);
         }
     }
 
@@ -111,13 +139,12 @@ impl BlindCharges {
         std::mem::take(&mut self.lock().withdrawals)
     }
 
-    /// Returns whether a request was admitted that the store had not answered in time, and when.
-    fn was_admitted(&self, request: TraceId) -> Option<(bool, Timestamp)> {
+    fn take_awaited(&self, request: TraceId) -> Option<Awaited> {
         self.lock().awaited.remove(&request)
     }
 
     /// Takes out charges of at most `most` keys, from the one after the last that was taken. Charges that no longer count are dropped.
-    fn take(&self, most: usize, now: Timestamp) -> Vec<(Place, BlindCharge)> {
+    fn take(&self, most: usize, now: Timestamp) -> Recording<'_> {
         let mut blind = self.lock();
         let places: Vec<Place> = match blind.taken {
             None => blind.charges.keys().copied().take(most).collect(),
@@ -131,7 +158,9 @@ impl BlindCharges {
             let mut charge = blind.charges.remove(&place)?;
             (charge.used(now) > 0).then_some((place, charge))
         });
-        taken.collect()
+        let left: VecDeque<_> = taken.collect();
+        blind.recording = blind.recording.saturating_add(total(&left));
+        Recording { blind: self, left, now, under_way: 0 }
     }
 
     /// Puts charges back that were not recorded. They keep the times at which they were made: what has refilled or left the window
@@ -139,13 +168,21 @@ impl BlindCharges {
     fn put_back(&self, charges: impl IntoIterator<Item = (Place, BlindCharge)>, now: Timestamp) {
         let mut blind = self.lock();
         for (place, mut charge) in charges {
+            blind.recording = blind.recording.saturating_sub(charge.charges);
             // Requests may have been admitted without the store in the meantime.
             if let Some(mut newer) = blind.charges.remove(&place) {
                 let cost = newer.used(now);
                 charge.add(newer.limit, cost, now);
+                charge.charges = charge.charges.saturating_add(newer.charges);
             }
             blind.charges.insert(place, charge);
         }
+    }
+
+    /// Counts charges of which it is not known whether they were recorded.
+    fn unanswered(&self, charges: u64) {
+        let mut blind = self.lock();
+        blind.unanswered = blind.unanswered.saturating_add(charges);
     }
 
     fn lock(&self) -> MutexGuard<'_, Blind> {
@@ -154,11 +191,105 @@ impl BlindCharges {
     }
 }
 
+impl Blind {
+    /// Forgets requests whose answers will not come.
+    fn forget_awaited(&mut self, now: Timestamp) {
+        let over = self.awaited.values().filter(|awaited| awaited.is_over(now)).map(|awaited| awaited.charges);
+        self.unanswered = over.fold(self.unanswered, u64::saturating_add);
+        self.awaited.retain(|_, awaited| !awaited.is_over(now));
+    }
+}
+
+/// Charges that were taken out to be recorded. Those that were not sent go back when this is dropped.
+struct Recording<'b> {
+    blind: &'b BlindCharges,
+    left: VecDeque<(Place, BlindCharge)>,
+    now: Timestamp,
+    /// The number of charges that were sent and not answered yet.
+    under_way: u64,
+}
+
+impl Recording<'_> {
+    /// Takes out the next charges of one partition, as many as go on a bill.
+    fn next(&mut self) -> Option<(Partition, Vec<(Place, BlindCharge)>)> {
+        let partition = self.left.front()?.0.0;
+        let is_next = |(place, _): &(Place, BlindCharge)| place.0 == partition;
+        let length = self.left.iter().take(ON_A_BILL).take_while(|charge| is_next(charge)).count();
+        Some((partition, self.left.drain(..length).collect()))
+    }
+
+    /// Notes that so many charges are sent.
+    fn sends(&mut self, charges: u64) {
+        self.under_way = charges;
+    }
+
+    /// Notes that what was sent is recorded, or not, or perhaps.
+    fn ended(&mut self, sent: Result<(), StoreError>, part: Vec<(Place, BlindCharge)>, now: Timestamp) {
+        self.now = now;
+        let charges = std::mem::take(&mut self.under_way);
+        match sent {
+            Err(StoreError::Unavailable | StoreError::Full) => return self.blind.put_back(part, now),
+            // Recorded twice, it would deny requests that have room.
+            Err(StoreError::Timeout) => self.blind.unanswered(charges),
+            Ok(()) => {}
+        }
+        let mut blind = self.blind.lock();
+        blind.recording = blind.recording.saturating_sub(charges);
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        self.blind.put_back(self.left.drain(..), self.now);
+        let mut blind = self.blind.lock();
+        blind.recording = blind.recording.saturating_sub(self.under_way);
+        blind.unanswered = blind.unanswered.saturating_add(self.under_way);
+    }
+}
+
+/// Returns how many charges of a bill are recorded.
+fn count(bill: &Bill<'_>) -> u64 {
+    u64::try_from(bill.recorded_charges().count()).unwrap_or(u64::MAX)
+}
+
+fn total<'c>(charges: impl IntoIterator<Item = &'c (Place, BlindCharge)>) -> u64 {
+    charges.into_iter().fold(0, |sum, (_, charge)| sum.saturating_add(charge.charges))
+}
+
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// Returns how many charges of requests that were admitted without the store were not kept, because too many keys waited for
-    /// its return.
+    /// Returns how many charges of requests that were admitted without the store it will not hear of: too many keys waited for its
+    /// return, or [`abandon_charges`](Self::abandon_charges) was called.
     pub fn lost_charges(&self) -> u64 {
         self.blind.lock().lost
+    }
+
+    /// Returns how many charges of requests that were admitted without the store it may have recorded or not: its answer has not come,
+    /// and so they are not recorded again.
+    pub fn unanswered_charges(&self) -> u64 {
+        self.blind.lock().unanswered
+    }
+
+    /// Returns how many charges of requests that were admitted without the store wait for its return or for its answer.
+    pub fn waiting_charges(&self) -> u64 {
+        let now = self.time();
+        let mut blind = self.blind.lock();
+        blind.charges.retain(|_, charge| charge.used(now) > 0);
+        let kept = blind.charges.values().map(|charge| charge.charges);
+        let awaited = blind.awaited.values().map(|awaited| awaited.charges);
+        kept.chain(awaited).fold(blind.recording, u64::saturating_add)
+    }
+
+    /// Counts what [waits](Self::waiting_charges) as lost, and what is under way as unanswered: for a node that ends.
+    pub fn abandon_charges(&self) {
+        let now = self.time();
+        let mut blind = self.blind.lock();
+        let kept = std::mem::take(&mut blind.charges);
+        let counting = kept.into_values().filter_map(|mut charge| (charge.used(now) > 0).then_some(charge.charges));
+        blind.lost = counting.fold(blind.lost, u64::saturating_add);
+        let awaited = std::mem::take(&mut blind.awaited);
+        let recording = std::mem::take(&mut blind.recording);
+        let under_way = awaited.values().map(|awaited| awaited.charges).fold(recording, u64::saturating_add);
+        blind.unanswered = blind.unanswered.saturating_add(under_way);
     }
 
     /// Tells a store that has returned what this node has done without it: records what was admitted, and gives back what was
@@ -167,27 +298,23 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         for late in self.store.take_late() {
             self.hear_late(late);
         }
+        self.blind.lock().forget_awaited(self.time());
         self.withdraw_late().await;
         let (mut timeouts, mut failed) = (0, None);
-        let mut charges = self.blind.take(MAX_RECORDED, self.time()).into_iter().peekable();
-        while let Some(&((partition, _), _)) = charges.peek() {
-            let mut part = Vec::new();
-            while let Some(charge) = charges.next_if(|(place, _)| place.0 == partition && part.len() < ON_A_BILL) {
-                part.push(charge);
-            }
+        let mut recording = self.blind.take(MAX_RECORDED, self.time());
+        while let Some((partition, mut part)) = recording.next() {
+            recording.sends(total(&part));
             // The rest of a partition that has failed, and all others after several timeouts, are kept for the next call.
             let sent = if failed == Some(partition) || timeouts >= MAX_TIMEOUTS {
                 Err(StoreError::Unavailable)
             } else {
                 self.record_blind(&mut part).await
             };
-            match sent {
-                Ok(()) => continue,
-                // It may have been recorded. Recorded twice, it would deny requests that have room.
-                Err(StoreError::Timeout) => timeouts = timeouts.saturating_add(1),
-                Err(_) => self.blind.put_back(part, self.time()),
+            recording.ended(sent, part, self.time());
+            if sent.is_err() {
+                failed = Some(partition);
             }
-            failed = Some(partition);
+            timeouts = timeouts.saturating_add(usize::from(sent == Err(StoreError::Timeout)));
         }
     }
 
@@ -236,7 +363,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns the command that gives back the charge of a request that was refused; `None` if nothing is to be given back.
     fn hear_late_bill(&self, bill: &OwnedBill, answer: Result<Box<Outcome>, StoreError>) -> Option<Command> {
         // A caller that left before the deadline was neither admitted nor refused. Its charge stays.
-        let (is_admitted, since) = self.blind.was_admitted(bill.as_bill().trace())?;
+        let Awaited { is_admitted, charges, since } = self.blind.take_awaited(bill.as_bill().trace())?;
         let bill = bill.as_bill();
         match answer {
             Ok(outcome) => match Receipt::of_bill(&bill, &outcome) {
@@ -249,7 +376,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 Some(_) | None => {}
             },
             // It was not executed.
-            Err(StoreError::Unavailable) if is_admitted => self.blind.add(&bill, since),
+            Err(StoreError::Unavailable | StoreError::Full) if is_admitted => self.blind.add(&bill, since),
+            Err(StoreError::Timeout) => self.blind.unanswered(charges),
             Err(_) => {}
         }
         None
@@ -294,8 +422,8 @@ mod tests {
         let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
         (0..6).for_each(|_| blind.add(plan.bill(), NOW));
         let mut taken = blind.take(9, NOW.plus(later));
-        assert!(blind.take(9, NOW.plus(later)).is_empty(), "taken once");
-        taken.first_mut().map(|(_, charge)| charge.used(NOW.plus(later)))
+        assert!(blind.take(9, NOW.plus(later)).left.is_empty(), "taken once");
+        taken.left.front_mut().map(|(_, charge)| charge.used(NOW.plus(later)))
     }
 
     #[test]
@@ -328,15 +456,26 @@ mod tests {
         assert_eq!(counts(), (1, 1));
     }
 
+    /// The charges of requests whose answer did not come were neither recorded nor counted as lost.
     #[test]
-    fn of_too_many_unanswered_requests_the_last_are_forgotten() {
-        let blind = BlindCharges::default();
-        let id = |number: usize| TraceId::from_u128(number as u128);
-        (0..=MAX_AWAITED).for_each(|number| blind.awaits(id(number), true, NOW));
-        assert_eq!((blind.was_admitted(id(0)), blind.was_admitted(id(MAX_AWAITED))), (Some((true, NOW)), None));
-        blind.awaits(id(0), true, NOW);
-        blind.awaits(id(MAX_AWAITED), false, NOW.plus(AWAITED_FOR));
-        assert_eq!(blind.was_admitted(id(MAX_AWAITED)), Some((false, NOW.plus(AWAITED_FOR))));
-        assert_eq!(blind.was_admitted(id(1)), None, "nobody answers it any more");
+    fn of_too_many_unanswered_requests_the_last_are_counted_as_unanswered() {
+        let (policy, blind) = (policy("limit = '60/min'"), BlindCharges::default());
+        let awaits = |number: usize, is_admitted, now| {
+            let id = TraceId::from_u128(number as u128);
+            let plan = policy.plan(&Facts { user: Some("ada"), trace: id, ..Facts::default() }).unwrap();
+            blind.awaits(plan.bill(), is_admitted, now);
+        };
+        let taken = |number: usize| blind.take_awaited(TraceId::from_u128(number as u128));
+        let unanswered = || blind.lock().unanswered;
+        (0..=MAX_AWAITED).for_each(|number| awaits(number, true, NOW));
+        let awaited = |is_admitted, since| Awaited { is_admitted, charges: u64::from(is_admitted), since };
+        assert_eq!((taken(0), taken(MAX_AWAITED)), (Some(awaited(true, NOW)), None));
+        assert_eq!(unanswered(), 1);
+        awaits(0, true, NOW);
+        let later = NOW.plus(AWAITED_FOR);
+        awaits(MAX_AWAITED, false, later);
+        assert_eq!(taken(MAX_AWAITED), Some(awaited(false, later)));
+        assert_eq!(taken(1), None, "nobody answers it any more");
+        assert_eq!(unanswered(), 1 + MAX_AWAITED as u64);
     }
 }

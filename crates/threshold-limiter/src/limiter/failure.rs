@@ -30,14 +30,23 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// charged.
     #[cold]
     pub(super) fn decide_without_store(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
+        if error != StoreError::Timeout {
+            return self.decide_unsent(plan, error, now);
+        }
         let decision = self.decide_by_mode(plan, error, now);
-        let is_admitted = decision.allowed() && plan.verb() != Verb::Peek;
-        match error {
-            // Certainly not executed, so the store has to hear of it later.
-            StoreError::Unavailable if is_admitted => self.blind.add(plan.bill(), now),
-            // It may be executed yet. The late answer shows whether something is to be recorded or given back.
-            StoreError::Timeout if plan.verb() != Verb::Peek => self.blind.awaits(plan.trace(), is_admitted, now),
-            StoreError::Unavailable | StoreError::Timeout | StoreError::Full => {}
+        // It may be executed yet. The late answer shows whether something is to be recorded or given back.
+        if plan.verb() != Verb::Peek {
+            self.blind.awaits(plan.bill(), decision.allowed(), now);
+        }
+        decision
+    }
+
+    /// Decides without the store what it has certainly not executed, and so has to hear of later.
+    #[cold]
+    pub(super) fn decide_unsent(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
+        let decision = self.decide_by_mode(plan, error, now);
+        if error != StoreError::Full && plan.verb() != Verb::Peek && decision.allowed() {
+            self.blind.add(plan.bill(), now);
         }
         decision
     }

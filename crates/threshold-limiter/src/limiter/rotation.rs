@@ -154,7 +154,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         // Boxed: it is needed during a rotation only, and would enlarge the future of every decision.
         let Err(error) = Box::pin(self.rekey(*moves)).await else { return true };
         // Settled without them, the request would find unused limits and no penalty.
-        *decision = self.decide_without_store(plan, error, self.time());
+        *decision = self.decide_unsent(plan, error, self.time());
         false
     }
 

@@ -91,7 +91,7 @@ async fn apply_remote_changes(app: Arc<App>) {
         let is_up = applied.is_ok() && app.desk.store_is_reachable() && !fails;
         app.desk.metrics.set_store_up(is_up);
         app.desk.metrics.set_share_nodes(app.desk.share_nodes());
-        app.desk.metrics.set_charges_lost(app.desk.charges_lost());
+        app.desk.count_charges();
         let differences = app.desk.store_differences();
         let has_new_differences = app.desk.metrics.set_store_differences(differences);
         let wrong = (differences > 0).then(|| wrong_writes(app.desk.store_error()));

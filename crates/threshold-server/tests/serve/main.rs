@@ -15,6 +15,7 @@ mod api;
 mod bad_input;
 mod ban_lists;
 mod canaries;
+mod charges;
 mod client;
 mod clock;
 mod crash;

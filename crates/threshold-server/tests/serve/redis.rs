@@ -18,19 +18,18 @@ pub(crate) struct Redis {
 impl Redis {
     pub(crate) fn start() -> Self {
         let folder = Scratch::folder();
-        let child = Command::new("redis-server")
-            .args(["--port", "0", "--unixsocket", "socket", "--save", "", "--appendonly", "no"])
-            .current_dir(folder.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("redis-server is installed: ./test does that");
-        let (redis, begun) = (Self { child, folder }, Instant::now());
-        while UnixStream::connect(redis.folder.path().join("socket")).is_err() {
-            assert!(begun.elapsed() < PATIENCE, "redis-server does not answer");
-            std::thread::yield_now();
-        }
-        redis
+        Self { child: spawn(&folder), folder }
+    }
+
+    /// Kills the server, which loses its data.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again after [`kill`](Self::kill).
+    pub(crate) fn restart(&mut self) {
+        self.child = spawn(&self.folder);
     }
 
     pub(crate) fn url(&self) -> String {
@@ -51,6 +50,22 @@ impl Redis {
         let args = ["--store", url.as_str()];
         Start { args: &args, variables: &variables, policy, ..Start::default() }.server()
     }
+}
+
+fn spawn(folder: &Scratch) -> Child {
+    let child = Command::new("redis-server")
+        .args(["--port", "0", "--unixsocket", "socket", "--save", "", "--appendonly", "no"])
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("redis-server is installed: ./test does that");
+    let begun = Instant::now();
+    while UnixStream::connect(folder.path().join("socket")).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "redis-server does not answer");
+        std::thread::yield_now();
+    }
+    child
 }
 
 impl Drop for Redis {

@@ -115,14 +115,16 @@ async fn charges_of_a_key_are_put_together_again() {
     let policy = world.limiter.policy();
     let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
     blind.add(plan.bill(), NOW);
-    let taken = blind.take(9, NOW);
+    let mut taken = blind.take(9, NOW);
     let later = NOW.plus(Span::from_secs(30));
     blind.add(plan.bill(), later);
-    blind.put_back(taken, later);
-    let used = |now| blind.take(9, now).first_mut().map(|(_, charge)| charge.used(now));
-    let (at, half) = (NOW.plus(Span::from_secs(59)), blind.take(9, later));
-    assert_eq!(half.len(), 1);
-    blind.put_back(half, at);
+    taken.now = later;
+    drop(taken);
+    let used = |now| blind.take(9, now).left.front_mut().map(|(_, charge)| charge.used(now));
+    let (at, mut half) = (NOW.plus(Span::from_secs(59)), blind.take(9, later));
+    assert_eq!(half.left.len(), 1);
+    half.now = at;
+    drop(half);
     assert_eq!(used(at), Some(2));
 }
 
@@ -159,9 +161,7 @@ async fn every_key_has_its_turn() {
     }
     let mut seen = BTreeSet::new();
     for _ in 0..3 {
-        let taken = blind.take(1, NOW);
-        seen.extend(taken.iter().map(|(place, _)| *place));
-        blind.put_back(taken, NOW);
+        seen.extend(blind.take(1, NOW).left.iter().map(|(place, _)| *place));
     }
     assert_eq!(seen.len(), 3);
 }
@@ -174,7 +174,7 @@ async fn a_late_charge_is_given_back_when_the_store_takes_it() {
     let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
     let mut outcome = Outcome::default();
     world.limiter.store().settle(&plan, NOW, &mut outcome).await.unwrap();
-    world.limiter.blind.awaits(plan.trace(), false, NOW);
+    world.limiter.blind.awaits(plan.bill(), false, NOW);
     let bill = Box::new(plan.bill().to_owned());
     world.limiter.hear_late(LateAnswer::Settled { bill, answer: Ok(Box::new(outcome)) });
     world.set_away(&["ada"]);
@@ -184,4 +184,43 @@ async fn a_late_charge_is_given_back_when_the_store_takes_it() {
     world.limiter.catch_up().await;
     assert_eq!(world.check("ada").await, Some(8), "only the two requests since then count");
     assert!(world.limiter.blind.take_withdrawals().is_empty());
+}
+
+/// A node that ended while Redis was away, and one whose connection broke, lost charges, and nothing counted them.
+#[tokio::test]
+async fn every_charge_that_is_not_recorded_is_counted() {
+    let world = World::new("limit = '10/min'\nalgorithm = 'sliding-log'");
+    let counts = || {
+        let limiter = &world.limiter;
+        (limiter.waiting_charges(), limiter.unanswered_charges(), limiter.lost_charges())
+    };
+    world.set_away(&["ada"]);
+    for _ in 0..3 {
+        assert_eq!(world.check("ada").await, None);
+    }
+    assert_eq!(counts(), (3, 0, 0));
+    world.limiter.catch_up().await;
+    assert_eq!(counts(), (3, 0, 0), "put back");
+    let policy = world.limiter.policy();
+    let plan = policy.plan(&Facts { user: Some("bob"), ..Facts::default() }).unwrap();
+    let late = || LateAnswer::Settled { bill: Box::new(plan.bill().to_owned()), answer: Err(StoreError::Timeout) };
+    world.limiter.blind.awaits(plan.bill(), true, NOW);
+    assert_eq!(counts(), (4, 0, 0));
+    world.limiter.hear_late(late());
+    assert_eq!(counts(), (3, 1, 0), "the connection broke while the call was under way");
+    world.limiter.blind.awaits(plan.bill(), false, NOW);
+    world.limiter.hear_late(late());
+    assert_eq!(counts(), (3, 1, 0), "a refused request has charged nothing that should count");
+    let mut recording = world.limiter.blind.take(9, NOW);
+    let (_, part) = recording.next().unwrap();
+    recording.sends(total(&part));
+    assert_eq!(counts(), (3, 1, 0), "being recorded");
+    recording.ended(Err(StoreError::Timeout), part, NOW);
+    drop(recording);
+    assert_eq!(counts(), (0, 4, 0));
+    for _ in 0..2 {
+        assert_eq!(world.check("ada").await, None);
+    }
+    world.limiter.abandon_charges();
+    assert_eq!(counts(), (0, 4, 2));
 }
