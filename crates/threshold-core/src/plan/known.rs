@@ -5,7 +5,7 @@
 //!
 //! Three kinds of denial are not repeated, because the store must hear of the next request:
 //!
-//! - one by a limit, where the bill has a subject: the next request may be a strike. Under a penalty nothing strikes.
+//! - one by a limit, where a limit of the bill strikes a subject: the next request may be a strike. Under a penalty nothing strikes.
 //! - one by a limit, where the bill spans partitions that are not settled in one step: another request may be about to give back
 //!   what it was charged.
 //! - one by a concurrency limit: a slot is free as soon as any request ends, on any node.
@@ -36,6 +36,8 @@ enum Found {
     Balance { limit: Limit, terms: Terms, cost: u64, look: Look, exception: Exception },
     /// A penalty of a subject, the end of its last penalty, and until when its denials carry the warning.
     Standing { penalty: Penalty, denied_until: Timestamp, warned_until: Timestamp },
+    /// A subject is under no penalty, and until when its denials carry the warning.
+    Unpunished { warned_until: Timestamp },
     /// When limits and ladders would allow the request if there were no ban.
     BehindBan(Timestamp),
 }
@@ -73,6 +75,7 @@ impl Known {
         match self.found {
             Found::Balance { terms, look, .. } => terms.enforced && !look.allowed && look.ready_at > now,
             Found::Standing { denied_until, .. } => denied_until > now,
+            Found::Unpunished { .. } => false,
             Found::BehindBan(_) => true,
         }
     }
@@ -82,7 +85,7 @@ impl Known {
     pub fn cost(&self) -> u64 {
         match self.found {
             Found::Balance { cost, .. } => cost,
-            Found::Standing { .. } | Found::BehindBan(_) => 0,
+            Found::Standing { .. } | Found::Unpunished { .. } | Found::BehindBan(_) => 0,
         }
     }
 
@@ -129,7 +132,7 @@ impl Plan<'_> {
         // A stand-in is full because of other callers.
         let is_genuine = bill.verb == Verb::Check && bill.punishes && !outcome.has_stand_ins() && !is_ban;
         let is_whole = in_one_step || bill.partitions().len() <= 1;
-        let by_limit = bill.subjects.is_empty() && is_whole;
+        let by_limit = !self.can_strike() && is_whole;
         let looks = is_genuine && (outcome.penalty.is_some() || by_limit);
         let read = bill.charges.iter().zip(&outcome.settled).enumerate().filter(|(index, _)| outcome.is_read(*index));
         let balances = read.filter_map(move |(_, (charge, settled))| {
@@ -144,9 +147,18 @@ impl Plan<'_> {
             (looks && is_certain && !may_deny).then_some((key, known))
         });
         let standing = self.penalty_in_force(outcome).filter(|_| is_genuine);
+        let subjects = self.subjects.iter().zip(outcome.warned_until).filter(move |_| looks && standing.is_none());
+        let unpunished = subjects.map(move |(subject, warned_until)| {
+            (subject.key, Known { at: now, found: Found::Unpunished { warned_until } })
+        });
         let behind = (is_ban && bill.verb == Verb::Check)
             .then(|| (self.ban_key(), Known { at: now, found: Found::BehindBan(outcome.behind_ban) }));
-        balances.chain(standing).chain(behind)
+        balances.chain(standing).chain(unpunished).chain(behind)
+    }
+
+    /// Returns whether a denial by a limit of this bill may be a strike. A subject alone is only looked up for its penalties.
+    fn can_strike(&self) -> bool {
+        self.bill.charges.iter().any(|charge| charge.subject.is_some())
     }
 
     /// Returns what is known of each key that this outcome has charged, from then on; `None` where that is not enough for another
@@ -232,6 +244,7 @@ impl Plan<'_> {
             return Repeated::Fully;
         }
         let mut denied = self.repeat_penalties(&mut |key| known(key, 0), outcome);
+        let is_unpunished = !denied && !self.can_strike() && self.repeat_warnings(&mut |key| known(key, 0), outcome);
         let mut is_full = true;
         let mut unread: ArrayVec<bool, MAX_CHARGES> = ArrayVec::new();
         for charge in &self.bill.charges {
@@ -243,7 +256,7 @@ impl Plan<'_> {
             let found = found.filter(|((look, _), now)| look.allowed || look.ready_at > *now);
             if let Some(((look, _), now)) = found {
                 outcome.at = outcome.at.max(now);
-                denied |= charge.enforced() && !look.allowed && self.subjects.is_empty();
+                denied |= charge.enforced() && !look.allowed && is_unpunished;
             }
             let ((look, exception), at) = found.unwrap_or(((UNKNOWN, Exception::None), Timestamp::EPOCH));
             let _ = outcome.settled.try_push(Settled { at, look, mark: None, exception });
@@ -282,6 +295,21 @@ impl Plan<'_> {
             }
         }
         outcome.penalty.is_some()
+    }
+
+    /// Notes the warnings of subjects. Returns whether all of them are known to be under no penalty.
+    fn repeat_warnings(
+        &self,
+        known: &mut impl FnMut(Digest) -> Option<(Known, Timestamp)>,
+        outcome: &mut Outcome,
+    ) -> bool {
+        self.subjects.iter().zip(&mut outcome.warned_until).all(|(subject, warned)| {
+            let Some((Known { found: Found::Unpunished { warned_until }, .. }, now)) = known(subject.key) else {
+                return false;
+            };
+            *warned = if warned_until > now { warned_until } else { Timestamp::EPOCH };
+            true
+        })
     }
 
     /// Returns a key of the ban together with everything that it hides on this bill.
@@ -423,6 +451,32 @@ mod tests {
         let gentle = self::policy(&gentle);
         let (plan, known) = denied(&gentle, &ada());
         assert!(known.is_empty() && repeat(&plan, &known, NOW).is_none());
+    }
+
+    /// A rule on another path had a ladder by the same user. Each denial by a quota without one was asked for again, a thousand times a
+    /// second, because the user had a standing to look up.
+    #[test]
+    fn a_ladder_that_the_request_cannot_climb_does_not_keep_its_denial_from_being_repeated() {
+        let text = "[ladders.own]\nrungs = ['deny', 'ban 1h']\n".to_owned()
+            + &rule("quota", "user", "limit = '2/min'\nmatch = { path = '/quota' }")
+            + &rule(
+                "other",
+                "user",
+                "limit = '1/min'\nmatch = { path = '/other' }\nladder = 'own'\nstrike = 'request'",
+            );
+        let policy = policy(&text);
+        let at = |path| Facts { path: Some(path), method: Some("GET"), ..ada() };
+        let (plan, known) = denied(&policy, &at("/quota"));
+        assert_eq!(plan.subjects().len(), 1, "a ban by the ladder holds here too");
+        assert_eq!(repeat_how(&plan, &known, NOW).0, Repeated::Fully);
+        let (other, struck) = denied(&policy, &at("/other"));
+        assert!(repeat_how(&other, &known, NOW).0 == Repeated::No, "it strikes");
+        // Of a subject that nobody has looked at nothing is known, and one that is banned meanwhile is banned here.
+        let subject = plan.subjects()[0].key;
+        let without: BTreeMap<_, _> = known.clone().into_iter().filter(|(key, _)| *key != subject).collect();
+        assert!(repeat(&plan, &without, NOW).is_none());
+        let banned = known.into_iter().chain(struck).collect();
+        assert!(repeat(&plan, &banned, NOW).is_some_and(|decision| decision.banned()));
     }
 
     #[test]

@@ -217,6 +217,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                     let in_one_step = self.store.settles_partitions_together();
                     self.denials.keep(plan, outcome, (&asked, begun.own, heard), in_one_step);
                 }
+                // What was known of a subject ends with its strike: the next denial carries the warning, or is a penalty.
+                let struck = outcome.escalations().iter().filter_map(|strike| plan.subjects().get(strike.subject));
+                self.denials.forget(struck.map(threshold_core::plan::Subject::key));
             }
             Err(error) => *decision = self.decide_without_store(plan, error, now),
         }

@@ -71,6 +71,21 @@ async fn a_flood_over_the_limit_costs_one_call_a_second() {
     flood(&server, &node, 17.0, facts).await;
 }
 
+/// Any ladder of the same user on another path made each denial by a quota cost Redis a call: 880 to 1,215 of them a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ladder_on_another_path_does_not_make_denials_cost_a_call_each() {
+    let server = RedisServer::start();
+    let quota = FIVE_A_DAY.replace("per =", "match = { path = '/quota' }\nper =");
+    let other =
+        "[[rule]]\nname = 'other'\nmatch = { path = '/other' }\nper = ['user']\nlimit = '9/day'\nladder = 'own'\n";
+    let node = node(&server, &format!("[ladders.own]\nrungs = ['deny', 'ban 1h']\n{quota}{other}")).await;
+    let ada = Facts { user: Some("ada"), path: Some("/quota"), method: Some("GET"), ..Facts::default() };
+    for _ in 0..5 {
+        assert!(node.check_async(&ada).await.unwrap().allowed());
+    }
+    flood(&server, &node, 1.0, |_| ada).await;
+}
+
 /// Strikes must reach the store, or nobody would be banned. A ban that is in force costs no more than a full limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_strike_reaches_the_store_and_a_ban_is_repeated() {
