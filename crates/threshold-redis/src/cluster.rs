@@ -185,6 +185,17 @@ impl Cluster {
         Err(CallError::NotExecuted)
     }
 
+    /// Asks a primary for its time, to notice that it is away.
+    pub(super) async fn ask_for_life(self: &Arc<Self>, server: &Arc<Server>) {
+        let mut ask = Cmd::new();
+        ask.arg("TIME");
+        let Err(error) = server.send(&ask).await else { return };
+        if is_broken(&error) || !server.is_connected() {
+            self.refresh();
+        }
+        server.count(&self.errors, &error);
+    }
+
     /// Returns the primaries.
     pub(super) fn primaries(&self) -> Vec<Arc<Server>> {
         let topology = self.topology();

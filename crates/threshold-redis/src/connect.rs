@@ -195,6 +195,10 @@ pub(super) fn explain(error: &RedisError) -> String {
         _ if errors::is_denied_in_script(&error.to_string()) => NO_RIGHT,
         _ if error.is_connection_refusal() => "no server listens there",
         _ if error.is_timeout() => return "no answer in time".to_owned(),
+        // The crate adds the kind to the text of an error of this one.
+        _ if error.kind() == ErrorKind::Client => {
+            return error.to_string().trim_end_matches(" - Client").to_owned();
+        }
         _ => return error.to_string(),
     };
     format!("{advice} ({error})")

@@ -37,7 +37,7 @@ pub(super) async fn inspect(server: &Arc<Server>, is_single: bool) -> Result<Vec
 pub(super) async fn examine(servers: &[Arc<Server>], is_single: bool, now: Timestamp) -> Vec<String> {
     let asked = servers.iter().map(|server| async move { (place(server), info(server).await, lacking(server).await) });
     let (mut found, mut keys) = (Vec::new(), Vec::new());
-    for (place, answer, lacking) in join_all(asked).await {
+    for (server, (place, answer, lacking)) in servers.iter().zip(join_all(asked).await) {
         let checked = answer.and_then(|text| match check(&text, is_single, place.clone()) {
             Ok(warnings) => Ok((text, warnings)),
             Err(error) => Err(error.to_string()),
@@ -49,7 +49,8 @@ pub(super) async fn examine(servers: &[Arc<Server>], is_single: bool, now: Times
                 found.extend(warnings.into_iter().chain(present).map(|warning| format!("{place}: {warning}")));
                 keys.push((place, number_of_keys(&text)));
             }
-            Err(error) => found.push(format!("{place}: {error}")),
+            // Why there is no connection says more than that there is none.
+            Err(error) => found.push(server.absence().unwrap_or_else(|| format!("{place}: {error}"))),
         }
     }
     found.extend(skewed(&keys));

@@ -128,8 +128,9 @@ pub enum RedisOpenError {
     },
     /// The node has the new secret alone, and another living node still has only the old one. Retiring that would cut the other node off.
     #[error(
-        "node {node} still has only the old secret {old}: restart it first, with the new one ({own}) as THRESHOLD_SECRET and the old \
-         one as THRESHOLD_SECRET_OLD, and this node in the same way until no node has the old one alone"
+        "node {node} had only the old secret {old} in the last 10 seconds: restart it first, with the new one ({own}) as \
+         THRESHOLD_SECRET and the old one as THRESHOLD_SECRET_OLD, and this node in the same way until no node has the old one alone. \
+         If you have stopped it for good, wait 10 seconds and start this node again"
     )]
     MixedSecrets {
         /// The name of the other node.

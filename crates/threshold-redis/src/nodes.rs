@@ -12,7 +12,7 @@ use super::keys;
 use super::reply::{array, number};
 use super::secret::{self, Checked, SecretIds};
 use super::server::{Server, ServerScript, jittered};
-use super::servers::Servers;
+use super::servers::{Looks, Servers};
 use futures_util::future::join;
 use threshold_limiter::host::random_id;
 use threshold_limiter::store::{Share, StoreError};
@@ -54,9 +54,11 @@ impl Nodes {
         nodes.beat(&servers).await;
         let own = Arc::downgrade(&nodes);
         tokio::spawn(async move {
+            let mut looks = Looks::default();
             loop {
                 tokio::time::sleep(jittered(PAUSE)).await;
                 let Some(nodes) = own.upgrade() else { return };
+                looks.begin(&servers);
                 // At the same time, so that a store that hangs delays the next heartbeat once.
                 join(nodes.beat(&servers), nodes.check_secrets(&servers)).await;
             }

@@ -12,6 +12,7 @@
 --   other, and the key ids in force: none of them is the node's
 --   retired, and when and by which key id the node's secret was retired
 --   mixed, the name of a node that has only an old secret, and its key id
+-- A node that has joined under the name of another one, after the last heartbeat of that one, has taken its place.
 --
 -- A server without memory lets it pass: it is run at every connect, and a node that cannot connect cannot read bans either.
 local present, old = ARGV[1], ARGV[2]
@@ -65,10 +66,20 @@ if is_end and next(in_force, next(in_force)) then
   local time = redis.call('TIME')
   local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
   local is_needed = false
-  for _, node in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], string.format('%.0f', now - life), '+inf')) do
-    local said = redis.call('HGET', KEYS[4], node) or ''
-    local own, before, name = string.match(said, '^%d+ %d+ (%S+) (%S+) (.*)$')
-    if own ~= present then
+  local beats = redis.call('ZRANGEBYSCORE', KEYS[3], string.format('%.0f', now - life), '+inf', 'WITHSCORES')
+  local nodes, latest = {}, {}
+  for i = 1, #beats, 2 do
+    local said = redis.call('HGET', KEYS[4], beats[i]) or ''
+    local joined, own, before, name = string.match(said, '^(%d+) %d+ (%S+) (%S+) (.*)$')
+    nodes[#nodes + 1] = { tonumber(beats[i + 1]), own, before, name }
+    if name then
+      latest[name] = math.max(latest[name] or 0, tonumber(joined))
+    end
+  end
+  for _, node in ipairs(nodes) do
+    local beat, own, before, name = node[1], node[2], node[3], node[4]
+    local is_replaced = name and latest[name] > beat
+    if own ~= present and not is_replaced then
       -- This node, or one of an earlier version, which says nothing of its secrets.
       is_needed = true
       if starts and own and before ~= present then

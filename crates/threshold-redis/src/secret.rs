@@ -151,7 +151,9 @@ const SILENT: u64 = 3_000;
 pub(super) fn problems(own: SecretIds, checked: &Checked, members: &[Member]) -> Vec<String> {
     let (present, mut found) = (own.present.to_string(), Vec::new());
     if let Checked::Refused(refusal) = checked {
+        // What it says is to be done first. The others are right, and advice about them would contradict it.
         found.push(refusal.clone().of(own.present).to_string());
+        return found;
     }
     // One that was stopped a moment ago is still in the set.
     let newest = members.iter().map(|member| member.beat).max().unwrap_or_default();

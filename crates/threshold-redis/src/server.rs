@@ -351,7 +351,10 @@ impl Server {
         match self.absence() {
             Some(reason) => errors.count(refused, reason),
             None => {
-                let before = self.problem().unwrap_or_default();
+                // A new connection has no problem of its own yet.
+                let before = self
+                    .problem()
+                    .unwrap_or_else(|| self.named("the connection before did not answer in time, or broke"));
                 errors.count(StoreErrorKind::BreakerOpen, format_args!("left alone after failures: {before}"));
             }
         }

@@ -1,5 +1,6 @@
 //! The servers of a store: one, or the primaries of a Cluster. Every call goes to the server of its key.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use ::redis::{Cmd, Value};
@@ -12,6 +13,44 @@ use super::errors::Errors;
 use super::reply;
 use super::server::{Call, CallError, Latest, ScriptCall, Server, ServerScript, classify};
 use threshold_limiter::store::StoreError;
+
+/// The largest number of primaries that are asked for a sign of life in one look. The calls of an idle node have a bound.
+const MOST_ASKED: usize = 6;
+
+/// Looks at the primaries of a Cluster that have answered nothing for a moment. Without them a node without requests would not notice
+/// that a primary has gone which none of its own calls needs.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// The number of replies of each server at the last look.
+    replies: HashMap<usize, u64>,
+    is_second: bool,
+    /// The place after the last server that was asked.
+    next: usize,
+}
+
+impl Looks {
+    /// Asks in the background, with every second call: a heartbeat must not wait for a server that hangs.
+    pub(super) fn begin(&mut self, servers: &Servers) {
+        let Servers::Cluster(cluster) = servers else { return };
+        self.is_second = !self.is_second;
+        if self.is_second {
+            return;
+        }
+        let primaries = cluster.primaries();
+        let turns = primaries.len().min(MOST_ASKED);
+        let before = std::mem::take(&mut self.replies);
+        for server in primaries.iter().cycle().skip(self.next).take(turns) {
+            let (id, replies) = (Arc::as_ptr(server).addr(), server.replies());
+            // One without a connection is known to be away.
+            if server.is_connected() && before.get(&id).is_none_or(|before| *before == replies) {
+                let (cluster, server) = (Arc::clone(cluster), Arc::clone(server));
+                tokio::spawn(async move { cluster.ask_for_life(&server).await });
+            }
+        }
+        self.next = self.next.wrapping_add(turns).checked_rem(primaries.len()).unwrap_or(0);
+        self.replies = primaries.iter().map(|server| (Arc::as_ptr(server).addr(), server.replies())).collect();
+    }
+}
 
 /// A reply, and the server that has sent it.
 #[derive(Debug)]

@@ -417,6 +417,23 @@ async fn a_charge_that_is_given_back_leaves_no_key() {
     }
 }
 
+/// A primary died while no request needed it. Its node said that all was well for half a minute, until a request failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_requests_notices_that_any_primary_is_away() {
+    let mut cluster = Cluster::start();
+    let node = cluster.open().await;
+    assert!(node.is_connected());
+    let control = cluster.slot("th:{control}nodes");
+    let holds_control = |(first, last): &(u16, u16)| (*first..=*last).contains(&control);
+    let place = PRIMARIES.iter().position(|range| !holds_control(range)).unwrap();
+    cluster.kill(place);
+    let begun = Instant::now();
+    while node.is_connected() || node.present_problem().is_none() {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", node.last_error());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// The receipt of a reservation was refunded while its slot was moved, and its charges could be given back twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_receipt_of_a_reservation_is_not_refunded_while_its_slot_moves() {

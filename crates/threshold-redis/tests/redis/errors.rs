@@ -62,6 +62,21 @@ async fn a_record_that_cannot_be_read_is_counted_and_named() {
     }
 }
 
+/// `doctor` ended lines with a word that belongs to the client's library: `not connected - Client`.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_says_why_there_is_no_connection() {
+    let mut server = RedisServer::start();
+    let store = server.open().await;
+    server.kill();
+    while store.is_connected() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let found = store.examine(threshold_core::Timestamp::EPOCH).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("socket: ") && !found[0].contains("Client"), "{found:?}");
+    assert!(!found[0].ends_with("not connected"), "{found:?}");
+}
+
 /// Woken by counting what a call has met on its way.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_store_handles_by_itself_is_no_error() {
