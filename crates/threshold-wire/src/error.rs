@@ -120,7 +120,12 @@ pub fn to_json<T: Serialize>(body: &T) -> String {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        Self::new(SERVICE_UNAVAILABLE, "unavailable", error.to_string())
+        let message = match error {
+            // What was charged for a refused request is withdrawn. Any other change stays.
+            StoreError::Timeout => format!("{error}; a change may have been made all the same"),
+            StoreError::Full | StoreError::Unavailable => error.to_string(),
+        };
+        Self::new(SERVICE_UNAVAILABLE, "unavailable", message)
     }
 }
 

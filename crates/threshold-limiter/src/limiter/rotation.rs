@@ -199,6 +199,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.rekey(KeyMoves { balances, ..KeyMoves::default() }).await
     }
 
+    /// Returns what `show` finds in a policy under the key of the old secret: the keys of records that have not moved yet. `None` unless
+    /// the secret is rotated.
+    pub fn under_old_secret<T>(&self, policy: &Policy, show: impl FnOnce(&Policy) -> T) -> Option<T> {
+        Some(self.previous.as_ref()?.under(policy, show))
+    }
+
     /// Moves the standings of a subject, so that they can be read by their present digests. Does nothing unless the secret is
     /// rotated.
     ///

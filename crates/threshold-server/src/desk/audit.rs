@@ -7,6 +7,7 @@ use threshold_core::policy::{Layer, Policy};
 use threshold_limiter::journal::{AuditLine, AuditedChange};
 use threshold_limiter::store::StoreError;
 
+use super::subjects::shown_digest;
 use super::{Desk, OperationError};
 
 /// The audit record of one change.
@@ -140,6 +141,11 @@ fn shown(policy: &Policy, layer: &str, key: &str, hides: bool) -> String {
     // A name that was redacted before stays as it is: a digest of a digest would match nothing.
     if !hidden || is_redacted(key) {
         return key.to_owned();
+    }
+    // An account has the digest that locks and logins show, which is another one than that of a user of this name.
+    if let Some(account) = (layer == "account").then(|| policy.account_digest(&read_name(key)).ok().flatten()).flatten()
+    {
+        return shown_digest(account);
     }
     // An address has the digest of the block that shares its budget, as in events.
     let block = parse_address(key).filter(|_| layer == "edge").map(|ip| AddressGroup::of(ip, identity.ipv6_prefix));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use threshold_core::address::AddressGroup;
 use threshold_core::explain::{SubjectBudget, SubjectLadder, Why};
 use threshold_core::ladder::Penalty;
-use threshold_core::limit::{Limit, Unit};
+use threshold_core::limit::{Limit, Look, Unit};
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry, Listed, Policy};
 use threshold_core::{Digest, Standing, Timestamp, TraceId};
@@ -231,7 +231,11 @@ impl Desk {
             ladders.push(self.ladder_state(&ladder, &standing, now));
             standings.push(standing);
         }
-        let blocked_until = self.limiter.blocked_until(policy.keys_of(layer, key)).await?;
+        let mut blocked_until = self.limiter.blocked_until(policy.keys_of(layer, key)).await?;
+        // What has not moved yet denies all the same: a request would move it first.
+        if let Some(old) = self.limiter.under_old_secret(&policy, |old| old.keys_of(layer, key)) {
+            blocked_until = blocked_until.max(self.limiter.blocked_until(old).await?);
+        }
         // As a request of this subject would be matched, so that the lookup and the decision cannot differ.
         let own = policy.with_subject(layer, key, |facts, who| {
             let hidden = |name: &str| policy.key().redact(name);
@@ -247,14 +251,21 @@ impl Desk {
         });
         let (digest, bans, listed) = own.unwrap_or_default();
         let mut budgets = Vec::new();
-        for SubjectBudget { rule, key, limit, unit, category, why, .. } in policy.budgets_of(layer, key) {
-            let state = self.budget_state((rule.name.to_string(), category), (key, limit, unit)).await?;
+        let keys = |policy: &Policy| policy.budgets_of(layer, key).iter().map(|budget| budget.key).collect();
+        let old: Vec<Digest> = self.limiter.under_old_secret(&policy, keys).unwrap_or_default();
+        for (index, budget) in policy.budgets_of(layer, key).into_iter().enumerate() {
+            let SubjectBudget { rule, key, limit, unit, category, why, .. } = budget;
+            let keys = (key, old.get(index).copied());
+            let state = self.budget_state((rule.name.to_string(), category), keys, (limit, unit)).await?;
             add_budget(&mut budgets, state, &why);
         }
         // An allow-listed address has none.
         let exempt = matches!(listed, Some((ListEntry::Address(_), Listed::Allow)));
-        if let Some((key, limit)) = policy.login_budget_of(layer, key).filter(|_| !exempt) {
-            budgets.push(self.budget_state((LOGIN_BUDGET.to_owned(), None), (key, limit, Unit::Count)).await?);
+        let subject = key;
+        if let Some((key, limit)) = policy.login_budget_of(layer, subject).filter(|_| !exempt) {
+            let old = self.limiter.under_old_secret(&policy, |old| old.login_budget_of(layer, subject)).flatten();
+            let keys = (key, old.map(|(old, _)| old));
+            budgets.push(self.budget_state((LOGIN_BUDGET.to_owned(), None), keys, (limit, Unit::Count)).await?);
         }
         // A ban on the user applies to the login of this name too, so that its locks concern the same person.
         let account = match layer {
@@ -302,16 +313,13 @@ impl Desk {
     async fn budget_state(
         &self,
         (rule, category): (String, Option<String>),
-        (key, limit, unit): (Digest, Limit, Unit),
+        keys: (Digest, Option<Digest>),
+        (limit, unit): (Limit, Unit),
     ) -> Result<BudgetState, StoreError> {
-        // A cost of 0 charges nothing, and shows how much is left.
-        let command = Command::Limit { key, limit, cost: 0, id: TraceId::default() };
-        let Answer::Limited { checked, at: now } = self.limiter.execute(command).await? else {
-            return Err(StoreError::Unavailable);
-        };
-        let (notation, free_at) = (limit.notation(unit), limit.reset_at(&checked.look, false, now));
+        let (look, now) = self.look_at(keys, limit).await?;
+        let (notation, free_at) = (limit.notation(unit), limit.reset_at(&look, false, now));
         let limit = limit.capacity();
-        let used = limit.saturating_sub(checked.look.available);
+        let used = limit.saturating_sub(look.available);
         Ok(BudgetState {
             rule,
             category,
@@ -322,6 +330,28 @@ impl Desk {
             free_at: free_at.unless_never().filter(|free_at| used > 0 && *free_at > now),
             why: None,
         })
+    }
+
+    /// Returns what is left under a key, and the store's time. Under an old key, too, there is a budget that has not moved yet while the
+    /// secret is rotated.
+    pub(super) async fn look_at(
+        &self,
+        (key, old): (Digest, Option<Digest>),
+        limit: Limit,
+    ) -> Result<(Look, Timestamp), StoreError> {
+        let mut found: Option<(Look, Timestamp)> = None;
+        for key in [Some(key), old].into_iter().flatten() {
+            // A cost of 0 charges nothing, and shows how much is left.
+            let command = Command::Limit { key, limit, cost: 0, id: TraceId::default() };
+            let Answer::Limited { checked, at } = self.limiter.execute(command).await? else {
+                return Err(StoreError::Unavailable);
+            };
+            // One of the two is unused, unless a node with the old secret alone still counts under the old one.
+            if found.as_ref().is_none_or(|(known, _)| checked.look.available < known.available) {
+                found = Some((checked.look, at));
+            }
+        }
+        found.ok_or(StoreError::Unavailable)
     }
 
     fn account_state(&self, known: Option<Account>) -> AccountState {

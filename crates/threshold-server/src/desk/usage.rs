@@ -2,8 +2,8 @@
 
 use threshold_core::explain::CallerLimit;
 use threshold_core::policy::Policy;
-use threshold_core::{Facts, Timestamp, TraceId};
-use threshold_limiter::store::{Answer, Command, StoreError};
+use threshold_core::{Digest, Facts, Timestamp};
+use threshold_limiter::store::StoreError;
 
 use super::Desk;
 
@@ -24,16 +24,17 @@ impl Desk {
         facts: &Facts<'_>,
     ) -> Result<Vec<LimitUsage<'p>>, StoreError> {
         let mut usage = Vec::new();
+        let keys =
+            |policy: &Policy| policy.limits_of_caller(facts).iter().flat_map(|limit| limit.keys.clone()).collect();
+        let old: Option<Vec<Digest>> = self.limiter.under_old_secret(policy, keys);
+        // In the same order, because it is the same policy.
+        let mut old = old.into_iter().flatten();
         for limit in policy.limits_of_caller(facts) {
             let (mut remaining, mut reset_at) = (0_u64, None::<Timestamp>);
             for key in &limit.keys {
-                // A cost of 0 charges nothing, and shows how much is left.
-                let command = Command::Limit { key: *key, limit: limit.limit, cost: 0, id: TraceId::default() };
-                let Answer::Limited { checked, at } = self.limiter.execute(command).await? else {
-                    return Err(StoreError::Unavailable);
-                };
-                remaining = remaining.saturating_add(checked.look.available);
-                reset_at = reset_at.max(limit.limit.reset_at(&checked.look, false, at).unless_never());
+                let (look, at) = self.look_at((*key, old.next()), limit.limit).await?;
+                remaining = remaining.saturating_add(look.available);
+                reset_at = reset_at.max(limit.limit.reset_at(&look, false, at).unless_never());
             }
             usage.push(LimitUsage { limit, remaining, reset_at });
         }

@@ -28,6 +28,7 @@ use threshold_wire::{
     Answer, GENERATION_HEADER, LimitCall, MAX_ITEMS, Object, Pairs, RequestBody, Requests, Whole, read, read_requests,
     wait_time,
 };
+use threshold_limiter::store::{EndError, StoreError};
 use tokio::task::yield_now;
 
 use super::admin::memory_of;
@@ -180,7 +181,15 @@ async fn refund(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result
     // charges of others.
     let receipt = receipt.map_err(|_| ApiError::bad("receipt", "this receipt was not issued by this server"))?;
     let first = app.desk.refund(&receipt).await.map_err(|error| {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", format!("nothing was refunded: {error}"))
+        let message = match error {
+            StoreError::Full => format!("nothing was refunded: {error}"),
+            StoreError::Timeout => {
+                format!("{error}; the refund may have been made all the same: repeat it, it counts once")
+            }
+            // Each part of a Cluster gives back by itself.
+            _ => format!("the refund is not complete: {error}: repeat it, it counts once"),
+        };
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
     })?;
     Ok(json(StatusCode::OK, &DoneBody { ok: true, first: Some(first) }))
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::process::{Scratch, Server};
 use super::redis::Redis;
 
-const OPEN: &str = "[[rule]]\nname = 'open'\nper = ['user']\nlimit = '9/day'\nalgorithm = 'fixed-window'\non_store_error = 'open'\n";
+const OPEN: &str =
+    "[[rule]]\nname = 'open'\nper = ['user']\nlimit = '9/day'\nalgorithm = 'fixed-window'\non_store_error = 'open'\n";
 
 fn check(node: &Server) -> Value {
     node.connect().post("/v1/check", &json!({"user": "ada"}).to_string()).unwrap().json()
@@ -19,6 +20,11 @@ fn admitted(node: &Server, most: usize) {
     while admitted < most {
         admitted += usize::from(check(node)["degraded"] == true);
     }
+}
+
+fn signal(redis: &Redis, name: &str) {
+    let pid = redis.child.id().to_string();
+    assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
 }
 
 fn metric(node: &Server, name: &str) -> u64 {
@@ -59,21 +65,48 @@ fn a_node_that_ends_waits_a_moment_for_its_store() {
     assert_eq!(check(&redis.node(&policy))["remaining"], 5);
 }
 
+/// A refund was answered `nothing was refunded: the store did not answer in time`, and was made when Redis went on.
+#[test]
+fn what_was_not_answered_in_time_may_have_been_done() {
+    let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", OPEN));
+    let node = redis.node(&policy);
+    let receipt = check(&node)["receipt"].clone();
+    let reserve = json!({"user": "ada", "ttlSec": 600}).to_string();
+    let reserved = node.connect().post("/v1/reserve", &reserve).unwrap().json()["reservation"].clone();
+    for (path, body) in [
+        ("/v1/refund", json!({"receipt": receipt})),
+        ("/v1/release", json!({"reservation": reserved})),
+        ("/v1/pause", json!({"layer": "user", "key": "ada", "seconds": 9})),
+        ("/v1/bans", json!({"layer": "user", "key": "eve", "reason": "x"})),
+    ] {
+        signal(&redis, "-STOP");
+        let answer = node.connect().post(path, &body.to_string()).unwrap();
+        let message = answer.json()["message"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(
+            (answer.status, message.contains("may have been made all the same")),
+            (503, true),
+            "{path}: {message}"
+        );
+        signal(&redis, "-CONT");
+        while check(&node)["degraded"] == true {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
 /// Redis stood still for some seconds. Charges were lost, and the metrics said that none were.
 #[test]
 fn charges_that_a_store_has_not_answered_are_counted() {
     let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", OPEN));
     let node = redis.node(&policy);
-    let pid = redis.child.id().to_string();
-    let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
-    signal("-STOP");
+    signal(&redis, "-STOP");
     admitted(&node, 6);
     // The connection is given up after two seconds.
     node.wait_for_log("store unavailable");
     while metric(&node, "threshold_store_call_errors_total{kind=\"connection\"}") == 0 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    signal("-CONT");
+    signal(&redis, "-CONT");
     node.wait_for_log("store available again");
     let begun = std::time::Instant::now();
     loop {
@@ -87,7 +120,10 @@ fn charges_that_a_store_has_not_answered_are_counted() {
             assert!(unanswered > 0);
             break;
         }
-        assert!(begun.elapsed() < super::process::PATIENCE, "{lost} lost, {unanswered} unanswered, {recorded} recorded");
+        assert!(
+            begun.elapsed() < super::process::PATIENCE,
+            "{lost} lost, {unanswered} unanswered, {recorded} recorded"
+        );
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }

@@ -136,6 +136,9 @@ fn a_locked_account_is_unlocked_by_its_digest() {
     assert_eq!((unknown.status, &unknown.json()["error"]), (404, &json!("unknown_digest")));
     let audit = call(client, "GET", "/v1/audit", &Value::Null).json();
     assert_eq!((audit[0]["about"].clone(), audit.as_array().unwrap().len()), (json!(format!("account {digest}")), 1));
+    // The log showed the account by its name's digest as a user, which `locks list` does not know.
+    assert_eq!(call(client, "DELETE", "/v1/subjects/account/ada", &Value::Null).status, 200);
+    assert!(server.wait_for_log(&format!("about=\"account {digest}\"")).contains("operator change"));
 }
 
 /// Woken by leaving out `see_reported`.

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::process::{Scratch, Server, Start};
+use super::redis::Redis;
 
 const POLICY: &str = r#"
 [login]
@@ -182,6 +183,48 @@ fn secrets_in_files_are_rotated_by_a_second_file() {
     stop(server);
     std::fs::remove_file(&old).unwrap();
     assert_eq!(check(&place.start(&[]), "mallory")["banned"], true);
+}
+
+/// During a rotation `subject` said that nothing stops a paused user, whose requests were denied, and `/v1/usage` showed used-up budgets as
+/// unused, until a request had moved their records.
+#[test]
+fn what_has_not_moved_yet_is_shown() {
+    let redis = Redis::start();
+    let policy = Scratch::file("policy.toml", POLICY);
+    let url = redis.url();
+    let start = |variables: &[(&str, &str)]| {
+        let args = ["--store", &*url];
+        Start { policy: Some(policy.path()), args: &args, variables, ..Start::default() }.server()
+    };
+    let old = start(&[("THRESHOLD_SECRET", OLD)]);
+    let pause = json!({"layer": "user", "key": "ada", "seconds": 600});
+    assert_eq!(post(&old, "/v1/pause", &pause).0, 200);
+    for _ in 0..2 {
+        assert_eq!(check(&old, "bob")["allowed"], true);
+    }
+    let get = |server: &Server, path: &str| server.connect().send("GET", path, &[], "").unwrap().json();
+    let guess = attempt(&old, "cem", "192.0.2.9", None).unwrap();
+    assert_eq!(result(&old, &guess, false).0, 200);
+    let looks = |server: &Server| {
+        let (ada, bob, address) = (
+            get(server, "/v1/subjects/user/ada"),
+            get(server, "/v1/subjects/user/bob"),
+            get(server, "/v1/subjects/edge/192.0.2.9"),
+        );
+        let left = get(server, "/v1/usage?user=bob")["limits"][0]["remaining"].clone();
+        [ada["pausedUntil"].clone(), bob["budgets"][0]["used"].clone(), address["budgets"][0]["used"].clone(), left]
+    };
+    let before = looks(&old);
+    assert!(before[0].is_u64(), "{before:?}");
+    assert_eq!(before[1..], [json!(2), json!(1), json!(0)]);
+    stop(old);
+    let both = start(&[("THRESHOLD_SECRET", NEW), ("THRESHOLD_SECRET_OLD", OLD)]);
+    assert_eq!(looks(&both), before);
+    assert_eq!(
+        (check(&both, "ada")["allowed"].clone(), check(&both, "bob")["allowed"].clone()),
+        (json!(false), json!(false))
+    );
+    assert_eq!(looks(&both)[1..], before[1..], "and after they have moved");
 }
 
 #[test]

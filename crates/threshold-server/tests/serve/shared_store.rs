@@ -570,5 +570,5 @@ fn nodes_of_one_name_and_a_rotation_that_ends_too_early_are_named() {
     let _ = rotating.wait();
     let output = third(&both[..1]).command().output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("node copied still has only the old secret"), "{said}");
+    assert!(!output.status.success() && said.contains("node copied had only the old secret"), "{said}");
 }
