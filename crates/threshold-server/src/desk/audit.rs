@@ -143,8 +143,8 @@ fn shown(policy: &Policy, layer: &str, key: &str, hides: bool) -> String {
         return key.to_owned();
     }
     // An account has the digest that locks and logins show, which is another one than that of a user of this name.
-    if let Some(account) = (layer == "account").then(|| policy.account_digest(&read_name(key)).ok().flatten()).flatten()
-    {
+    let account = if layer == "account" { policy.account_digest(read_name(key)).ok().flatten() } else { None };
+    if let Some(account) = account {
         return shown_digest(account);
     }
     // An address has the digest of the block that shares its budget, as in events.
