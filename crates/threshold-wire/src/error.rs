@@ -123,7 +123,7 @@ impl From<StoreError> for ApiError {
         let message = match error {
             // What was charged for a refused request is withdrawn. Any other change stays.
             StoreError::Timeout => format!("{error}; a change may have been made all the same"),
-            StoreError::Full | StoreError::Unavailable => error.to_string(),
+            _ => error.to_string(),
         };
         Self::new(SERVICE_UNAVAILABLE, "unavailable", message)
     }

@@ -45,10 +45,10 @@ async fn every_message_is_in_the_table_of_the_page() {
     let node = cluster.url().split(',').next().unwrap().rsplit(':').next().unwrap().parse().unwrap();
     let stranger = certificate(&theirs, "node");
     // The system accepts connections for it, and nobody reads them.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let unread = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let messages = [
         refusal(&at("redis", free_port()), same).await,
-        refusal(&at("redis", silent.local_addr().unwrap().port()), same).await,
+        refusal(&at("redis", unread.local_addr().unwrap().port()), same).await,
         refusal(&at("rediss", open.port), trusting).await,
         refusal(&at("redis", tls.port), same).await,
         refusal(&at("rediss", strict.port), trusting).await,

@@ -111,7 +111,7 @@ impl BegunRequest {
     /// after a lease that may be over: a node that was suspended would charge what another one has charged meanwhile.
     pub(crate) async fn while_renewing<T>(&mut self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         loop {
-            let mut due = pin!(tokio::time::sleep_until(self.since + RENEW_INTERVAL));
+            let mut due = pin!(tokio::time::sleep(RENEW_INTERVAL.saturating_sub(self.since.elapsed())));
             let done = poll_fn(|context| {
                 // The clock and not the timer, which may be woken after `work`.
                 if self.needs_renewal() || due.as_mut().poll(context).is_ready() {

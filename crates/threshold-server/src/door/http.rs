@@ -23,12 +23,11 @@ use threshold_core::TraceId;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, CommitError};
-use threshold_limiter::store::EndError;
+use threshold_limiter::store::{EndError, StoreError};
 use threshold_wire::{
     Answer, GENERATION_HEADER, LimitCall, MAX_ITEMS, Object, Pairs, RequestBody, Requests, Whole, read, read_requests,
     wait_time,
 };
-use threshold_limiter::store::{EndError, StoreError};
 use tokio::task::yield_now;
 
 use super::admin::memory_of;
