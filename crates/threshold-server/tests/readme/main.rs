@@ -285,8 +285,10 @@ fn every_bound_has_a_test() {
     let (root, page) = (root(), read("docs/limits.md"));
     let mut code = String::new();
     for krate in crates() {
-        for part in ["src", "tests"] {
-            sources(&root.join(&krate).join(part), &mut code);
+        for folder in ["src", "tests"].map(|part| root.join(&krate).join(part)) {
+            if folder.exists() {
+                sources(&folder, &mut code);
+            }
         }
     }
     let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| table"));
