@@ -70,6 +70,8 @@ proptest! {
             let span = Span::from_secs(seconds);
             now = if back { now.minus(span) } else { now.plus(span) };
             clock.set(now);
+            // All of its keys have one limit, so what lies in the future is never that of another limit, and is brought back at once.
+            balances[key].bring(&limit, now);
             let expect = balances[key].check(&limit, cost, now, TraceId::default()).look;
             let told = limiter.check_cost(&format!("k{key}"), cost);
             let remaining = if expect.allowed { expect.available.saturating_sub(cost) } else { expect.available };

@@ -8,6 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use threshold_core::bill::Charge;
+use threshold_core::command::Records as _;
 use threshold_core::ledger::Checked;
 use threshold_core::limit::Algorithm;
 use threshold_core::plan::{Subject, Verb};
@@ -237,6 +238,20 @@ impl World {
     pub(crate) fn check(&mut self, who: Who, cost: u64) -> Result<Checked, PlanError> {
         let facts = self.facts(who, cost);
         self.ledger.decide(&self.policy, Verb::Check, &facts, self.now)
+    }
+
+    /// Converts the balances of this caller to the limits that it meets now, as a charge does.
+    pub(crate) fn convert(&mut self, who: Who) {
+        let facts = who.facts();
+        let plan = self.policy.plan(&facts).unwrap();
+        let met: Vec<_> = plan.charges().iter().map(|charge| (charge.key(), *charge.limit())).collect();
+        drop(plan);
+        let now = self.now;
+        let Ok(()) = self.ledger.balances(&met, now, |balances| {
+            for (balance, (_, limit)) in balances.iter_mut().zip(&met) {
+                balance.bring(limit, now);
+            }
+        });
     }
 
     /// Settles a check and returns its outcome and decision.

@@ -305,7 +305,12 @@ impl<'s> Open<'s> {
             // The charge does not fit into the slot, or the look itself changes the balance.
             Some((_, None)) | None => {}
         }
-        self.with_whole_as(place, (limit, Figures::Numbered), checked(limit, cost, now, id))
+        self.with_whole_as(place, (limit, Figures::Numbered), |balance| {
+            // The key has one limit, so what lies in the future is from before the clock stepped back.
+            let brought = balance.bring(limit, now);
+            let checked = balance.check(limit, cost, now, id);
+            (checked, brought || checked.changed)
+        })
     }
 
     /// Decides as [`check`](Self::check) does, and stores the figures of the limit with the balance: a caller who chooses another
