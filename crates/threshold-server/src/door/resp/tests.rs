@@ -113,9 +113,11 @@ fn a_key_is_limited_as_redis_cell_limits_it() {
         // A third of a second is not rounded, so that three a second are three a second.
         (40_000, "CL.THROTTLE thirds 2 3 1 3", [0, 3, 0, -1, 1]),
         (41_000, "CL.THROTTLE thirds 2 3 1 3", [0, 3, 0, -1, 1]),
-        // What was used stays used under another limit: 1 of 16 is 2 s old, and 1 of 100 refills in 0.6 s.
+        // What was used stays used under another limit. A look leaves it at the rate of 16, by which 1 refills in 2 s, rounded up; a
+        // charge converts it to the rate of 100, by which 2 refill in 1.2 s.
         (50_000, "CL.THROTTLE changed 15 30 60", [0, 16, 15, -1, 2]),
-        (50_000, "CL.THROTTLE changed 99 100 60 0", [0, 100, 99, -1, 1]),
+        (50_000, "CL.THROTTLE changed 99 100 60 0", [0, 100, 99, -1, 3]),
+        (50_000, "CL.THROTTLE changed 99 100 60 1", [0, 100, 98, -1, 2]),
         // An empty key is a key.
         (60_000, "CL.THROTTLE \"\" 0 1 1", [0, 1, 0, -1, 1]),
     ];
