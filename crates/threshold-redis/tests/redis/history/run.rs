@@ -123,7 +123,9 @@ async fn suffer(world: &Arc<World>, mut servers: Servers, fault: Fault, random: 
             });
             let from = Instant::now();
             let (back, loss) = suffered.await.unwrap();
-            if matches!(fault, Fault::Restart { .. } | Fault::PauseAndKill { .. } | Fault::FailOver) {
+            // A late charge is withdrawn only from the server that told of it, so it stays where its keys have moved meanwhile.
+            let moves = matches!(fault, Fault::HandOver | Fault::Reshard);
+            if moves || matches!(fault, Fault::Restart { .. } | Fault::PauseAndKill { .. } | Fault::FailOver) {
                 world.ledger.cut(from, Instant::now());
             }
             servers = back;
