@@ -43,7 +43,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Decides without the store what it has certainly not executed, and so has to hear of later.
     #[cold]
-    pub(super) fn decide_unsent(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
+    fn decide_unsent(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
         let decision = self.decide_by_mode(plan, error, now);
         if error != StoreError::Full && plan.verb() != Verb::Peek && decision.allowed() {
             self.blind.add(plan.bill(), now);
