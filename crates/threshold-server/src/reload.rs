@@ -17,7 +17,7 @@ use threshold_wire::jwt::Verifier;
 use crate::door::{App, Problem};
 use crate::jwt::{self, TokenKeys};
 use crate::serve::Certificates;
-use crate::serve::policy_support;
+use crate::serve::policy_notes;
 pub(crate) use tenants::TenantFolder;
 use threshold_rehearsal::source::{Source, Tenants as TenantNames, changes, joined};
 use watch::{Contents, Found, Watch};
@@ -316,7 +316,7 @@ pub(crate) fn usable(
             "no-rules: the new policy has no rules and would limit nothing (--allow-empty accepts that)".to_owned();
         return Err(Problem { public: text.clone(), details: text });
     }
-    policy_support::warn_of_zero_limits(&source);
+    policy_notes::warn_of_zero_limits(&source);
     let unusable = |error| Problem { public: "the JWT key cannot be used".to_owned(), details: jwt::describe(error) };
     let (policy, keys) = jwt::attach(policy).map_err(unusable)?;
     Ok((policy, keys, source.text))

@@ -12,7 +12,7 @@ mod linger;
 mod maintenance;
 mod peers;
 mod places;
-pub(crate) mod policy_support;
+pub(crate) mod policy_notes;
 mod preface;
 mod resp;
 mod running;
@@ -89,10 +89,10 @@ pub(crate) fn run_with(
     let _flush = log::start(args.log, level)?;
     let source = source()?;
     let policy = source.policy()?;
-    if let Some(reason) = policy_support::unusable(&policy, args.allow_empty) {
+    if let Some(reason) = policy_notes::unusable(&policy, args.allow_empty) {
         anyhow::bail!("{}: {reason}", source.name);
     }
-    policy_support::warn_of_zero_limits(&source);
+    policy_notes::warn_of_zero_limits(&source);
     warn_of_folders(args, &policy);
     let (mut policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
     let written = policy.clone();
@@ -109,7 +109,7 @@ pub(crate) fn run_with(
     let telemetry = Telemetry::from_environment()?;
     let store = StoreUrl::chosen(args)?;
     if matches!(&store, StoreUrl::Redis(url) if url.is_cluster()) {
-        policy_support::warn_of_ladders_apart(&source);
+        policy_notes::warn_of_ladders_apart(&source);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let succeeded = runtime.block_on(async {

@@ -112,6 +112,12 @@ impl BlindCharges {
         }
     }
 
+    /// Counts the charges of an admitted request that the store will not hear of.
+    pub(super) fn lose(&self, bill: &Bill<'_>) {
+        let mut blind = self.lock();
+        blind.lost = blind.lost.saturating_add(count(bill));
+    }
+
     /// Notes how a request was decided that the store has not answered in time.
     pub(super) fn awaits(&self, bill: &Bill<'_>, is_admitted: bool, now: Timestamp) {
         let charges = if is_admitted { count(bill) } else { 0 };

@@ -41,12 +41,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision
     }
 
-    /// Decides without the store what it has certainly not executed, and so has to hear of later.
+    /// Decides without the store what it has certainly not executed. It hears of that later, but not after a timeout: what did not come
+    /// in time was the move of older records (a rotation), and a charge before it would begin new ones in their place.
     #[cold]
-    fn decide_unsent(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
+    pub(super) fn decide_unsent(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
         let decision = self.decide_by_mode(plan, error, now);
-        if error != StoreError::Full && plan.verb() != Verb::Peek && decision.allowed() {
-            self.blind.add(plan.bill(), now);
+        if plan.verb() != Verb::Peek && decision.allowed() {
+            match error {
+                StoreError::Unavailable => self.blind.add(plan.bill(), now),
+                StoreError::Timeout => self.blind.lose(plan.bill()),
+                StoreError::Full => {}
+            }
         }
         decision
     }

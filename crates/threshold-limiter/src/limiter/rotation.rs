@@ -153,9 +153,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let Some(moves) = moves else { return true };
         // Boxed: it is needed during a rotation only, and would enlarge the future of every decision.
         let Err(error) = Box::pin(self.rekey(*moves)).await else { return true };
-        // Settled without them, the request would find unused limits and no penalty. After a timeout its charge is not recorded later
-        // either: that would begin a record under the new key while the old one has not moved.
-        *decision = self.decide_without_store(plan, error, self.time());
+        // Settled without them, the request would find unused limits and no penalty.
+        *decision = self.decide_unsent(plan, error, self.time());
         false
     }
 

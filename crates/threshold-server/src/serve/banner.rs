@@ -2,7 +2,7 @@
 
 use threshold_core::policy::{AlertOn, Policy};
 
-use super::{Listeners, StoreUrl, Tokens, policy_support};
+use super::{Listeners, StoreUrl, Tokens, policy_notes};
 use crate::cli::{LogForm, ServeArgs};
 use crate::signals::sinks::{Lines, Sinks};
 use threshold_rehearsal::source::Source;
@@ -70,7 +70,7 @@ impl Banner<'_> {
         let tenants = self.args.tenants.as_ref().zip(self.tenants);
         let tenants = tenants.map(|(folder, count)| format!("  tenants {}, {count} with limits\n", folder.display()));
         let tenants = tenants.unwrap_or_default();
-        let exactness = policy_support::exactness_note(self.policy);
+        let exactness = policy_notes::exactness_note(self.policy);
         let keys = match self.store {
             StoreUrl::Memory => format!(", at most {} keys", self.policy.memory().max_keys),
             StoreUrl::Redis(_) => String::new(),

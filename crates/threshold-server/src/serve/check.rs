@@ -7,7 +7,7 @@ use threshold_limiter::journal::{GivenSecrets, JournalError, check_installation}
 use threshold_wire::jwt::read_key_file;
 
 use super::{
-    Certificates, StoreUrl, Tokens, check_addresses, check_journal_name, check_secrets, events_path, policy_support,
+    Certificates, StoreUrl, Tokens, check_addresses, check_journal_name, check_secrets, events_path, policy_notes,
     read_policy, secret, sink_settings, store, unsafe_folders,
 };
 use crate::cli::ServeArgs;
@@ -49,7 +49,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
 
 /// Returns every reason besides the policy's errors, so that one run shows them all.
 fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
-    let refused = policy.and_then(|policy| policy_support::unusable(policy, args.allow_empty));
+    let refused = policy.and_then(|policy| policy_notes::unusable(policy, args.allow_empty));
     let mut problems: Vec<anyhow::Error> = refused.map(anyhow::Error::msg).into_iter().collect();
     match Tokens::from_environment() {
         Ok(tokens) => problems.extend(check_addresses(args, &tokens).err()),

@@ -223,4 +223,7 @@ async fn every_charge_that_is_not_recorded_is_counted() {
     }
     world.limiter.abandon_charges();
     assert_eq!(counts(), (0, 4, 2));
+    // After the move of a rotation that was not answered in time.
+    assert!(world.limiter.decide_unsent(&plan, StoreError::Timeout, NOW).allowed());
+    assert_eq!(counts(), (0, 4, 3));
 }

@@ -1,4 +1,4 @@
-//! Policy features that this server does not support yet, or supports better than requested.
+//! What a server says of its policy when it starts: that it limits nothing, and what deserves a warning or a note.
 
 use threshold_core::policy::{Consistency, Policy};
 use threshold_rehearsal::source::Source;
