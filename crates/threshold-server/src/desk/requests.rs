@@ -108,7 +108,8 @@ impl BegunRequest {
     }
 
     /// Polls `work`, and renews the lease until it is done; `None` if another node has taken the request over. `work` is never polled
-    /// after a lease that may be over: a node that was suspended would charge what another one has charged meanwhile.
+    /// after a lease that may be over: a node that was suspended would charge what another one has charged meanwhile. Only where the
+    /// store does not answer the renewal it goes on, because such a store charges nothing either.
     pub(crate) async fn while_renewing<T>(&mut self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         loop {
             let mut due = pin!(tokio::time::sleep(RENEW_INTERVAL.saturating_sub(self.since.elapsed())));
